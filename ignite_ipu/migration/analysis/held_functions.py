@@ -49,5 +49,5 @@ class HeldFunctions:
 
     def _value_of(self, node: ast.expr) -> Optional[ast.expr]:
         """Return the one expression that the file assigns to a name, or an expression that is no name."""
-        name = dotted(node) if isinstance(node, (ast.Name, ast.Attribute)) else None
+        name = dotted(node)
         return node if name is None else self._file.single_value(name)

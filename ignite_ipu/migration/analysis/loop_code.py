@@ -189,7 +189,7 @@ class _LoopStatements(Statements):
         super().assign(target, kind, value)
 
     def expression(self, node: ast.expr) -> Value:
-        name = dotted(node) if isinstance(node, (ast.Name, ast.Attribute)) else None
+        name = dotted(node)
         if name is not None and name in self.scope.environment:
             known = self.scope.environment[name]
             if known != UNKNOWN:

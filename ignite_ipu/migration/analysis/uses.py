@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
+from typing import Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
+from ignite_ipu.migration.analysis.names import children
 from ignite_ipu.program.reached import reached
 
 MODULE, MAIN = "", "__main__"
@@ -18,7 +19,7 @@ CHOICE = "?"
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _REGISTRIES = (ast.Dict, ast.List, ast.Set, ast.Tuple)
 _VALUES = (ast.Assign, ast.AnnAssign, ast.Return)
-_NO_USES = ("annotation", "returns", "decorator_list")
+_ANNOTATED = (*_DEFINITIONS, ast.AnnAssign, ast.arg)
 _ASKED = ("isinstance", "issubclass")
 
 
@@ -100,18 +101,13 @@ def _is_choice(node: ast.If) -> bool:
     return named and all(isinstance(each, _VALUES) for each in node.body)
 
 
-def _below(node: ast.AST) -> List[ast.AST]:
+def _below(node: ast.AST) -> Sequence[ast.AST]:
     """Return the parts of a node in which references are uses: none in annotations and decorators."""
-    found: List[ast.AST] = []
-    for name in node._fields:
-        value = getattr(node, name, None)
-        if name in _NO_USES:
-            continue
-        if value.__class__ is list:
-            found += [each for each in value if isinstance(each, ast.AST)]
-        elif isinstance(value, ast.AST):
-            found.append(value)
-    return found
+    if not isinstance(node, _ANNOTATED):
+        return children(node)
+    annotations = (getattr(node, "annotation", None), getattr(node, "returns", None))
+    unused = (*annotations, *getattr(node, "decorator_list", ()))
+    return [each for each in children(node) if each not in unused]
 
 
 def _references(node: ast.AST, below: Iterable[ast.AST]) -> Iterator[str]:
