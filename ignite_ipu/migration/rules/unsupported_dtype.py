@@ -64,17 +64,19 @@ def _place(program: Program, node: ast.Attribute) -> Optional[ast.expr]:
         return node if isinstance(call, (ast.IfExp, ast.Return)) else None
     name = program.names.called(call)
     if name is None:
-        moved = isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "type")
-        return node if not moved or _is_model(program, call.func) else None
+        method = call.func
+        moves_tensor = (
+            isinstance(method, ast.Attribute) and method.attr in ("to", "type") and not _is_model(program, method.value)
+        )
+        return None if moves_tensor else node
     if name.startswith("torch.nn.") and name[9:10].isupper():
         used = (fact.node for fact in program.facts_of("layer") if fact.made is call)
         return next(used, None) or program.first_call(call)
     return node if not name.startswith("torch.") or name == "torch.set_default_dtype" else None
 
 
-def _is_model(program: Program, method: ast.expr) -> bool:
-    """Return whether a method is one of a model: of a variable that holds one, or of a construction."""
-    owner = method.value if isinstance(method, ast.Attribute) else method
+def _is_model(program: Program, owner: ast.expr) -> bool:
+    """Return whether an expression is a model: a variable that holds one, or a construction."""
     made = unmoved(owner)
     name = program.names.called(made) or ""
     own = isinstance(made, ast.Call) and dotted(made.func) in {model.name for model in program.models}
