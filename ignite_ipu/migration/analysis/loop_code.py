@@ -19,14 +19,14 @@ from ignite_ipu.migration.analysis.forward import ForwardAnalysis, Statements
 from ignite_ipu.migration.analysis.held_functions import HeldFunctions
 from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, parameters_of
 from ignite_ipu.migration.analysis.models import Model
-from ignite_ipu.migration.analysis.names import argument, constant, dotted, unmoved, walk
+from ignite_ipu.migration.analysis.names import argument, constant, dotted, is_layer, unmoved, walk
 from ignite_ipu.migration.analysis.operators import is_dynamic, is_loss, is_refused
+from ignite_ipu.migration.analysis.parsed_file import WITHOUT_GRADIENTS
 from ignite_ipu.migration.analysis.scope import Environment, Scope
 from ignite_ipu.migration.analysis.training import Training
 from ignite_ipu.migration.analysis.values import MODULE, PYTHON, UNKNOWN, Origin, Value, combined, result
 
 _BACKWARD = ("backward", "manual_backward")
-_NO_GRADIENTS = ("torch.no_grad", "torch.inference_mode")
 _LIBRARIES = ("torch", "numpy", "math", "random", "ignite", "ignite_ipu", "accelerate")
 # Facts behind a value: calls of models, those that gradients flow through, and calls of functions of other files.
 _CALL, _WITH_GRADIENTS, _OUTSIDE = "model", "gradients", "outside"
@@ -151,7 +151,7 @@ class _LoopStatements(Statements):
             return  # a call by its name finds it
         names = self.scope.names
         if isinstance(node, (ast.With, ast.AsyncWith)) and any(
-            names.called(item.context_expr) in _NO_GRADIENTS for item in node.items
+            names.called(item.context_expr) in WITHOUT_GRADIENTS for item in node.items
         ):
             with self._without_gradients():
                 self.block(node.body)
@@ -327,9 +327,7 @@ class _LoopStatements(Statements):
         return made if isinstance(made, ast.Call) and self._is_module(made) else None
 
     def _is_module(self, made: ast.Call) -> bool:
-        layer = self.scope.names.called(made) or ""
-        of_torch = layer.startswith("torch.nn.") and layer.rpartition(".")[2][:1].isupper()
-        return of_torch or dotted(made.func) in self.analysis.models
+        return is_layer(self.scope.names.called(made) or "") or dotted(made.func) in self.analysis.models
 
     def layer_call(
         self, node: ast.Call, attribute: str, given: List[Value], keywords: Dict[Optional[str], Value]

@@ -9,7 +9,16 @@ from functools import cached_property
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ignite_ipu.migration.analysis.kinds import Function, Kind, parameters_of
-from ignite_ipu.migration.analysis.names import Names, argument, assignments, constant, dotted, method_calls, walk
+from ignite_ipu.migration.analysis.names import (
+    Names,
+    argument,
+    assignments,
+    constant,
+    dotted,
+    is_layer,
+    method_calls,
+    walk,
+)
 from ignite_ipu.migration.analysis.tensor_methods import FACTORIES
 from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.reached import reached
@@ -225,4 +234,4 @@ def _kind(value: ast.expr, names: Names) -> Optional[Kind]:
         return Kind.PARAMETER if called.endswith("Parameter") else Kind.BUFFER
     if called in FACTORIES:
         return Kind.UNREGISTERED
-    return Kind.MODULE if called.startswith("torch.nn.") and called.rsplit(".", 1)[1][:1].isupper() else None
+    return Kind.MODULE if is_layer(called) else None

@@ -163,6 +163,11 @@ def _star_names(module: str) -> FrozenSet[str]:
     return frozenset(names)
 
 
+def is_layer(name: str) -> bool:
+    """Return whether a dotted name is that of a class of `torch.nn`, or of a module below it."""
+    return name.startswith("torch.nn.") and name.rpartition(".")[2][:1].isupper()
+
+
 def index_of(node: ast.Subscript) -> ast.expr:
     """Return the index of a subscription; the literal None if it is no expression."""
     # Python 3.8 wraps an index in ast.Index.

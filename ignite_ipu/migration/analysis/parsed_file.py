@@ -19,7 +19,7 @@ from ignite_ipu.migration.source.file import Source
 Node = TypeVar("Node", bound=ast.AST)
 
 _PLACE = attrgetter("lineno", "col_offset")
-_WITHOUT_GRADIENTS = ("torch.no_grad", "torch.inference_mode")
+WITHOUT_GRADIENTS = ("torch.no_grad", "torch.inference_mode")
 _DEEPEST = 200
 """Levels of syntax below which nobody writes; rules follow them by recursion."""
 
@@ -175,7 +175,7 @@ class ParsedFile:
             contexts: List[ast.expr] = getattr(above, "decorator_list", [])
             if isinstance(above, (ast.With, ast.AsyncWith)):
                 contexts = [item.context_expr for item in above.items]
-            if any((self.names.called(each) or self.names.resolve(each)) in _WITHOUT_GRADIENTS for each in contexts):
+            if any((self.names.called(each) or self.names.resolve(each)) in WITHOUT_GRADIENTS for each in contexts):
                 return True
             if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 return False

@@ -10,7 +10,7 @@ from typing import Dict, FrozenSet, Iterator, Mapping, NamedTuple, Optional, Pro
 from ignite_ipu.migration.analysis.conditions import Conditions, Runs
 from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, parameters_of, reads
 from ignite_ipu.migration.analysis.models import Model
-from ignite_ipu.migration.analysis.names import Names, dotted, walk
+from ignite_ipu.migration.analysis.names import Names, dotted, is_layer, walk
 from ignite_ipu.migration.analysis.values import Origin, Value
 
 Environment = Dict[str, Value]
@@ -93,7 +93,7 @@ class Scope:
         """Note the layers of PyTorch that a call calls, by the value that constructs them."""
         for made in (each for each in walk(value) if isinstance(each, ast.Call)):
             name = self.names.called(made) or ""
-            if name.startswith("torch.nn.") and name.rpartition(".")[2][:1].isupper():
+            if is_layer(name):
                 self.analysis.facts.add(Fact("layer", node, name, self.where, self.sure, made))
 
     def needs_value(self, kind: str, node: ast.expr, of: Origin, name: str = "") -> None:
