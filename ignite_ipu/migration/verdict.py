@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Dict, FrozenSet, Iterable, Mapping, NamedTuple, Set, Tuple
 
 from ignite_ipu.migration.analysis.library_loops import library_loops
-from ignite_ipu.migration.analysis.reach import CodeBase, Import, imports_of
+from ignite_ipu.migration.analysis.reach import IMPORTS, CodeBase, Import, imports_of
 from ignite_ipu.migration.analysis.scope import OutsideCall
 from ignite_ipu.migration.analysis.training import clips_on_host
 from ignite_ipu.migration.analysis.uses import CHOICE, MODULE, Uses, used_scopes
@@ -101,7 +101,7 @@ def judge(program: Program, findings: Iterable[Finding], latent: Iterable[Latent
         outcomes,
         clips=frozenset(_scope_of(uses, each) for each in findings if each.rule == "gradient-clipping"),
         optimizers=frozenset((uses.scope_of(call.lineno), clips_on_host(call, name)) for call, name in calls),
-        imports=imports_of(program.tree),
+        imports=imports_of(node for kind in IMPORTS for node in program.nodes(kind)),
         uses=uses,
         outside=frozenset(program.outside),
         latent=frozenset(latent),

@@ -119,9 +119,10 @@ _CONTAINER_TYPES = {"List", "Tuple", "Dict", "Sequence", "Iterable", "Mapping", 
 
 def used_as_tensor(function: Function, name: str, names: Names, layers: Container[str]) -> bool:
     """Return whether a parameter is handed to a layer or to torch, or is used by methods that only tensors have."""
-    if any(_is_mapping(node, name) for node in walk(function)):
+    nodes = walk(function)
+    if any(_is_mapping(node, name) for node in nodes):
         return False
-    for node in walk(function):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and dotted(node.value) == name and node.attr in tensor_methods.DISTINCTIVE:
             return True
         if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Name) and node.args[0].id == name:

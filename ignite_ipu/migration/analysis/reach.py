@@ -16,9 +16,13 @@ _PLACE = re.compile(r"[{%]")
 Import = Tuple[int, str]
 
 
-def imports_of(tree: ast.AST) -> FrozenSet[Import]:
-    """Return the imports of a file, by statements and by `import_module`."""
-    return frozenset(found for node in ast.walk(tree) for found in _imports(node))
+IMPORTS = (ast.Import, ast.ImportFrom, ast.Call)
+"""Classes of the nodes that may import."""
+
+
+def imports_of(nodes: Iterable[ast.AST]) -> FrozenSet[Import]:
+    """Return the imports among a file's nodes of the classes `IMPORTS`: by statements, and by `import_module`."""
+    return frozenset(found for node in nodes for found in _imports(node))
 
 
 def _imports(node: ast.AST) -> Iterator[Import]:

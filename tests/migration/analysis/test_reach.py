@@ -15,7 +15,7 @@ def reached(start, **files):
     texts = {
         f"/p/{name.replace('__', '/')}.py".replace("/init.py", "/__init__.py"): text for name, text in files.items()
     }
-    found = CodeBase(texts).reached({path: imports_of(ast.parse(text)) for path, text in texts.items()})
+    found = CodeBase(texts).reached({path: imports_of(ast.walk(ast.parse(text))) for path, text in texts.items()})
     return sorted(os.path.relpath(path, "/p") for path in found[f"/p/{start}"])
 
 
