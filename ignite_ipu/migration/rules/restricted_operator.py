@@ -66,7 +66,7 @@ def _hits(program: Program, call: ast.Call, name: str, used: Optional[Fact]) -> 
 
 def _use(program: Program, call: ast.Call, name: str) -> Fact:
     """Return the use of a layer or function outside of models: its first call, if its name shows that."""
-    node = program.first_call(call) if name[9:10].isupper() else call
+    node = program.first_call(call) if _is_layer(name) else call
     return Fact("layer", node, name, program.where(node), program.may_call(call), call)
 
 
