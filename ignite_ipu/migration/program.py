@@ -82,8 +82,7 @@ class Program(ParsedFile):
         losses = ForwardAnalysis(self)
         losses.run_models([each for each in self.models if self._is_loop_loss(each) and not self._is_followed(each)])
         found |= {fact for fact in losses.facts if fact.kind == "call" and not is_dynamic(fact.name)}
-        certain = {replace(fact, certain=False) for fact in found if fact.certain}
-        return _in_order(found | (self._loops[0] - certain))
+        return _in_order(found | self._loops[0])
 
     @cached_property
     def uses(self) -> Uses:

@@ -99,16 +99,10 @@ class LoopAnalysis(ForwardAnalysis):
             if fact.kind == _OUTSIDE:
                 self.losses_outside.add(noted)
             elif fact.kind not in (_CALL, _WITH_GRADIENTS):
-                self._note(noted)
+                self.facts.add(noted)
         for fact, calls in self.selections:
             if calls & value.by:
-                self._note(replace(fact, certain=fact.certain and sure))
-
-    def _note(self, fact: Fact) -> None:
-        """Note a fact, which is certain if it is on one way through the code."""
-        if replace(fact, certain=True) not in self.facts:
-            self.facts.discard(replace(fact, certain=False))
-            self.facts.add(fact)
+                self.facts.add(replace(fact, certain=fact.certain and sure))
 
 
 # Python 3.8 gives nodes no attributes for the fields that are left out.
