@@ -23,10 +23,9 @@ from ignite_ipu.migration.analysis.names import argument, constant, dotted, is_l
 from ignite_ipu.migration.analysis.operators import is_dynamic, is_loss, is_refused
 from ignite_ipu.migration.analysis.parsed_file import WITHOUT_GRADIENTS
 from ignite_ipu.migration.analysis.scope import Environment, Scope
-from ignite_ipu.migration.analysis.training import Training
+from ignite_ipu.migration.analysis.training import BACKWARD, Training
 from ignite_ipu.migration.analysis.values import MODULE, PYTHON, UNKNOWN, Origin, Value, combined, result
 
-_BACKWARD = ("backward", "manual_backward")
 _LIBRARIES = ("torch", "numpy", "math", "random", "ignite", "ignite_ipu", "accelerate")
 # Facts behind a value: calls of models, those that gradients flow through, and calls of functions of other files.
 _CALL, _WITH_GRADIENTS, _OUTSIDE = "model", "gradients", "outside"
@@ -295,7 +294,7 @@ class _LoopStatements(Statements):
         given: List[Value],
         keywords: Dict[Optional[str], Value],
     ) -> Value:
-        if function.attr in _BACKWARD:
+        if function.attr in BACKWARD:
             return self._go_backward([each for each in given if each.has_tensors][:1] or [base])
         if self.scope.model is None and (self._is_model(node) or self._made(dotted(function)) is not None):
             return self.layer_call(node, "", given, keywords)

@@ -16,6 +16,8 @@ from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 
 TRAINER_FACTORIES = ("ignite.engine.create_supervised_trainer", "ignite_ipu.create_ipu_trainer")
 EVALUATOR_FACTORIES = ("ignite.engine.create_supervised_evaluator", "ignite_ipu.create_ipu_evaluator")
+BACKWARD = ("backward", "manual_backward")
+"""Methods that make a backward pass."""
 _LOADER_FACTORIES = ("torch.utils.data.DataLoader", "ignite.distributed.auto_dataloader")
 _NAMES_OF_LOSSES = re.compile(r"(.*[._])?(criterion|loss(_(fn|func|function|module))?)")
 _SCHEDULE_FACTORIES = ("torch.optim.lr_scheduler.*", "transformers.get_scheduler", "transformers.optimization.*")
@@ -176,7 +178,7 @@ class Training:
     @cached_property
     def backward_calls(self) -> List[ast.Call]:
         """The calls that make a backward pass in host code, also those of a library's object that is given the loss."""
-        return [*self.backwards, *(call for call, _ in self.file.method_calls("backward", "manual_backward"))]
+        return [*self.backwards, *(call for call, _ in self.file.method_calls(*BACKWARD))]
 
     def _is_backward(self, call: ast.Call) -> bool:
         function = call.func
