@@ -11,7 +11,7 @@ import functools
 import linecache
 import sys
 from types import CellType, CodeType, FrameType, FunctionType
-from typing import Any, Container, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Container, Iterable, List, Mapping, Optional, Set, Tuple
 
 import torch
 from ignite.engine import Engine
@@ -54,16 +54,21 @@ def gradient_reader(engines: Iterable[Engine] = ()) -> Optional[str]:
     return next((str(line) for line in found if line is not None), None)
 
 
-def words_read() -> Container[str]:
-    """Return the names in the code that `gradient_reader` looks through; all names if the user's lists attributes."""
-    parts, codes = _running_code(sys._getframe(1))
-    names = Named(parts).names
-    return frozenset(names).union(*map(read_by, codes)) if names.isdisjoint(_LISTING) else _Everything()
+class WordsRead(Container[str]):
+    """The names in the code that `gradient_reader` looks through, in a call of the user's code that is running.
 
+    The search takes longer than a small call, so the first question begins it. All names are in it if the user's code
+    lists attributes.
+    """
 
-class _Everything(Container[str]):
     def __contains__(self, name: object) -> bool:
-        return True
+        users, libraries = self._words
+        return name in users or name in libraries or not users.isdisjoint(_LISTING)
+
+    @functools.cached_property
+    def _words(self) -> Tuple[Set[str], Set[str]]:
+        parts, codes = _running_code(sys._getframe(1))
+        return Named(parts).names, set().union(*map(read_by, codes))
 
 
 def _running_code(

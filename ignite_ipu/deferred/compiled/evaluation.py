@@ -26,7 +26,7 @@ from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.tensors.rows import split_rows, take_rows
 from ignite_ipu.program.traced_places import changes_in_every_call
 from ignite_ipu.program.user_code import Line, current_line
-from ignite_ipu.session.gradients import words_read
+from ignite_ipu.session.gradients import WordsRead
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.torch_names.modules import DROPOUT, AnyBatchNorm
@@ -160,7 +160,7 @@ class CapturedEvaluation:
     ) -> ModelProgram:
         refuse_shared_between(model)
         shapes = [tuple(tensor.shape) for tensor in tensors]
-        step = CalledStep(model, structure, shapes, self._config.half_products, words_read(), grows)
+        step = CalledStep(model, structure, shapes, self._config.half_products, WordsRead(), grows)
         step.is_recorded = grad
         if len(self._programs) == _MANY:
             logger.warning(

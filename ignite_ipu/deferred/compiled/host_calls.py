@@ -49,7 +49,7 @@ from ignite_ipu.program.tensors.raw import named_tensors, plain, requires_grad
 from ignite_ipu.program.tensors.trees import restore_contents
 from ignite_ipu.program.traced_places import changes_in_every_call, changing_place, refusal_at
 from ignite_ipu.program.user_code import current_line
-from ignite_ipu.session.gradients import words_read
+from ignite_ipu.session.gradients import WordsRead
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.weights.tracker import Weights
 from ignite_ipu.torch_names.modules import BUFFERS, NormWithStatistics, pack_padded_sequence
@@ -191,7 +191,7 @@ def called_on_host(
     returned: List[Any] = []
     assigned: Set[str] = set()
     grows = False
-    named, words = (named_by(model), words_read()) if places is None else (None, ())
+    named, words = (named_by(model), WordsRead()) if places is None else (None, ())
     what = f"The forward of {name}, called at {current_line()},"
 
     def call_once(recorder: OperatorRecorder) -> Any:

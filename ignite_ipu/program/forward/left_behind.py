@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from types import CellType, GetSetDescriptorType, MemberDescriptorType, ModuleType
-from typing import Any, Callable, Container, Iterable, List, Sequence, Set, Tuple
+from typing import Any, Callable, Container, Iterable, List, Optional, Sequence, Set, Tuple
 
 from torch import nn
 
@@ -109,15 +109,21 @@ class LeftBehind:
     Args:
         named: The values that the model's code reaches by names.
         words: The names of the attributes and variables that may be such places; entries of all lists and dictionaries
-            that its code gets at are.
+            that its code gets at are. They are looked up once there are new tensors.
     """
 
     def __init__(self, named: Named, words: Container[str]) -> None:
-        self._before: List[Tuple[Place, Any]] = []
+        self._words = words
+        # Places, their values, and the names that have to be among the words, if any has to be.
+        self._before: List[Tuple[Place, Any, Optional[str]]] = []
         # The filled ones, with their contents.
-        self._filled: List[Tuple[Place, Any, Any]] = []
+        self._filled: List[Tuple[Place, Any, Any, Optional[str]]] = []
         self._known: Set[int] = set()
         self._seen: Set[int] = set()
+        for owner, key in named.owners:
+            place = Place(owner.__dict__ if isinstance(owner, nn.Module) else owner, key)
+            always = isinstance(owner, CellType) or isinstance(place.read(), (*_FILLED, tuple))
+            self._note(place, None if always else key)
         for own in named.objects:
             is_module = isinstance(own, nn.Module)
             held = (
@@ -128,18 +134,13 @@ class LeftBehind:
                 else attributes_of(own)
             )
             for name in list(held):
-                if name in words:
-                    self._note(Place(own.__dict__ if is_module else own, name))
-        for owner, key in named.owners:
-            place = Place(owner.__dict__ if isinstance(owner, nn.Module) else owner, key)
-            if key in words or isinstance(owner, CellType) or isinstance(place.read(), (*_FILLED, tuple)):
-                self._note(place)
+                self._note(Place(own.__dict__ if is_module else own, name), name)
 
-    def _note(self, place: Place) -> None:
+    def _note(self, place: Place, name: Optional[str]) -> None:
         value = place.read()
         if isinstance(value, _CODE):
             return
-        self._before.append((place, value))
+        self._before.append((place, value, name))
         self._known.update(map(id, tensors_in(value)))
         is_filled = isinstance(value, _FILLED)
         if is_filled or isinstance(value, tuple):
@@ -148,29 +149,34 @@ class LeftBehind:
             self._seen.add(id(value))
             entries = _entries(value)
             if is_filled:
-                self._filled.append((place, value, dict(entries) if isinstance(value, dict) else list(value)))
+                contents = dict(entries) if isinstance(value, dict) else list(value)
+                self._filled.append((place, value, contents, name))
             for key, entry in entries:
                 if is_filled or isinstance(entry, (*_FILLED, tuple)):
-                    self._note(Place(place, key))
+                    self._note(Place(place, key), name)
 
     def places(self, grows: bool = False) -> List[Place]:
         """Return where there are others now; those of lists that grow are taken away before each call."""
         found = []
-        for place, before in self._before:
+        for place, before, name in self._before:
             value = place.read()
             # Remaining containers have other places.
-            if value is not before and self._is_new(value):
+            if value is not before and self._is_new(value) and self._may_be(name):
                 found.append(place)
-        for place, filled, before in self._filled:
+        for place, filled, before, name in self._filled:
             if place.read() is filled:
                 for key, value in _added(filled, before):
-                    if self._is_new(value):
+                    if self._is_new(value) and self._may_be(name):
                         found.append((Added if grows and _grows(filled, value) else Place)(place, key))
         return found
 
     def _is_new(self, value: Any) -> bool:
         """Return whether a value has tensors that were not there before."""
         return any(id(tensor) not in self._known for tensor in tensors_in(value))
+
+    def _may_be(self, name: Optional[str]) -> bool:
+        """Return whether others may read the values at a place of this name."""
+        return name is None or name in self._words
 
     @property
     def may_grow(self) -> bool:
@@ -190,17 +196,17 @@ class LeftBehind:
     def _growing(self) -> List[Tuple[Any, Any]]:
         return [
             (filled, key)
-            for _, filled, before in self._filled
+            for _, filled, before, name in self._filled
             for key, value in _added(filled, before)
-            if _grows(filled, value) and self._is_new(value)
+            if _grows(filled, value) and self._is_new(value) and self._may_be(name)
         ]
 
     def put_back(self) -> None:
         """Put everything back."""
-        for place, value in self._before:
+        for place, value, _ in self._before:
             if place.read() is not value:
                 place.write(value)
-        for _, filled, before in self._filled:
+        for _, filled, before, _ in self._filled:
             restore_contents(filled, before)
 
 
