@@ -22,14 +22,14 @@ __all__ = [
     "differentiates",
     "function_modes_left",
     "has_function_modes",
-    "has_saved_tensor_hooks",
-    "is_jit_traced",
     "jit_trace_left",
     "operators_of_scripts",
+    "saved_tensor_hooks",
     "saved_tensor_hooks_left",
     "schema_of",
     "schemas_of",
     "set_grad_enabled",
+    "tracing_state",
     "transformation",
     "tree_flatten",
     "tree_map",
@@ -137,11 +137,6 @@ _set_tracing_state: Callable[[Any], None] = find(
 )
 
 
-def is_jit_traced() -> bool:
-    """Return whether `torch.jit.trace` is at work."""
-    return tracing_state() is not None
-
-
 @contextlib.contextmanager
 def jit_trace_left() -> Iterator[None]:
     """Keep the operations of the `with` block out of a trace by `torch.jit.trace`."""
@@ -155,18 +150,14 @@ def jit_trace_left() -> Iterator[None]:
 
 _NO_HOOKS = "Hooks on tensors that autograd saves stay in force within device calls of the emulator."
 # PyTorch 2.0 cannot return the hooks.
-_saved_hooks: Callable[[bool], Any] = find(
+saved_tensor_hooks: Callable[[bool], Any] = find(
     "torch._C._autograd._top_saved_tensors_default_hooks", "2.1", _NO_HOOKS, fallback=lambda ignores_tracing: None
 )
+"""Returns the innermost hooks for the tensors that autograd saves; None without any, and with PyTorch 2.0."""
 _pop_saved_hooks: Callable[[], Any] = find("torch._C._autograd._pop_saved_tensors_default_hooks", "2.0", _NO_HOOKS)
 _push_saved_hooks: Callable[[Any, Any], None] = find(
     "torch._C._autograd._push_saved_tensors_default_hooks", "2.0", _NO_HOOKS
 )
-
-
-def has_saved_tensor_hooks() -> bool:
-    """Return whether there are hooks for the tensors that autograd saves; False with PyTorch 2.0."""
-    return _saved_hooks(False) is not None
 
 
 @contextlib.contextmanager
@@ -177,8 +168,8 @@ def saved_tensor_hooks_left() -> Iterator[None]:
     its own.
     """
     hooks: List[Any] = []
-    while has_saved_tensor_hooks():
-        hooks.append(_saved_hooks(False))
+    while saved_tensor_hooks(False) is not None:
+        hooks.append(saved_tensor_hooks(False))
         _pop_saved_hooks()
     try:
         yield

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.trace import isolation, number_formats
 from ignite_ipu.emulator.values.structures import leaves
-from ignite_ipu.torch_names.dispatch import has_saved_tensor_hooks, saved_tensor_hooks_left
+from ignite_ipu.torch_names.dispatch import saved_tensor_hooks, saved_tensor_hooks_left
 from ignite_ipu.torch_names.tensors import (
     DisableTorchFunction,
     DisableTorchFunctionSubclass,
@@ -239,7 +239,7 @@ class Trace(TorchFunctionMode, abc.ABC):
     def outside(self) -> Iterator[None]:
         """Run the `with` block as ordinary PyTorch, unseen by the trace."""
         with DisableTorchFunction():
-            if not torch.is_inference_mode_enabled() and not has_saved_tensor_hooks():
+            if not torch.is_inference_mode_enabled() and saved_tensor_hooks(False) is None:
                 yield
                 return
             # A forward may enter inference mode itself, and set hooks.

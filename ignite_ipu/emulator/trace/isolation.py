@@ -17,10 +17,10 @@ import torch
 from ignite_ipu.torch_names.dispatch import (
     function_modes_left,
     has_function_modes,
-    has_saved_tensor_hooks,
-    is_jit_traced,
     jit_trace_left,
+    saved_tensor_hooks,
     saved_tensor_hooks_left,
+    tracing_state,
 )
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -44,8 +44,8 @@ def unaffected(function: _Function) -> _Function:
             torch.is_inference_mode_enabled()
             or _autocasts()
             or has_function_modes()
-            or has_saved_tensor_hooks()
-            or is_jit_traced()
+            or saved_tensor_hooks(False) is not None
+            or tracing_state() is not None
         ):
             return function(*args, **kwargs)
         with function_modes_left(), jit_trace_left(), inference_mode_left(), saved_tensor_hooks_left():

@@ -23,7 +23,7 @@ from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.running.patches import Substitutes
-from ignite_ipu.torch_names.dispatch import FRAMES_OF_SCRIPT, is_jit_traced
+from ignite_ipu.torch_names.dispatch import FRAMES_OF_SCRIPT, tracing_state
 
 _SOURCE = "_ignite_ipu_source"
 # Their results have the model's own parameters and buffers in PyTorch.
@@ -59,7 +59,7 @@ def substitute_exports(substitutes: Substitutes) -> None:
         # TorchScript makes tensors of the host within a trace, and fuses operators that a program is to have.
         source = getattr(function, _SOURCE, None)
         given = any(isinstance(each, DeferredTensor) for each in (*args, *kwargs.values()))
-        if source is not None and (given or (EAGER.is_on and not is_jit_traced())):
+        if source is not None and (given or (EAGER.is_on and tracing_state() is None)):
             return source(*args, **kwargs)
         return original(function, *args, **kwargs)
 
