@@ -144,10 +144,10 @@ class IPUEngine(Engine):
         """Make the device calls for `state.batch`, each of whose micro-batches is prepared by itself."""
         call, self._call = self._call, None
         if call is None:
-            return self._step(engine, batch)
+            return self._step.run(batch)
         changed = call.as_changed(batch)
         if changed is None:
-            return self._step(engine, call)
+            return self._step.run(call)
         if not self._warned_of_changes:
             self._warned_of_changes = True
             logger.warning(
@@ -156,7 +156,7 @@ class IPUEngine(Engine):
                 "it in prepare_batch or in the collate_fn, which get one micro-batch at a time.",
                 len(call),
             )
-        return self._step(engine, changed)
+        return self._step.run(changed)
 
     def _handle_exception(self, e: BaseException) -> None:
         # Not an EXCEPTION_RAISED handler: with one attached, Ignite takes the exception for handled.

@@ -272,10 +272,11 @@ def ipu_training_step(
     preparing = Preparing(prepare_batch, non_blocking)
 
     def prepared(batch: Any) -> Any:
-        program = session.training
-        if program is not None:
-            program.state.set_modes()
-        return preparing.joined(batch, program)
+        trained = session.trainers.current
+        if trained is None:
+            return preparing.joined(batch, None)
+        trained.program.state.set_modes()
+        return preparing.joined(batch, trained.program)
 
     def train(batch: MicroBatches) -> Tuple[Any, Any, Any, torch.Tensor]:
         program = session.training

@@ -64,10 +64,10 @@ class IPUTrainer(IPUEngine):
         self.add_event_handler(Events.EPOCH_STARTED, self._restore_pinned)
 
         def latest() -> Any:
-            program = session.training
+            trained = session.trainers.current
             if session.calls.uneven is not None:
                 return [session.calls.uneven]
-            return calls() if calls is not None else None if program is None else program.state.geometry
+            return calls() if calls is not None else None if trained is None else trained.program.state.geometry
 
         self.counts = Counts(latest, lambda: _coming_call(session, self._call), lambda: _rates(session))
         self.counts.attach(self)

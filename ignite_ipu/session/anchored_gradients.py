@@ -43,6 +43,7 @@ class AnchoredGradients:
     Attributes:
         names, parameters: Those whose gradients come back: the trained ones that the loss depends on. Empty before the
             compilation.
+        hooks: Finds those of the parameters that have hooks on their gradients.
     """
 
     def __init__(self, asked: Optional[Iterable[str]] = None, own: bool = False) -> None:
@@ -51,13 +52,9 @@ class AnchoredGradients:
         self.names: Sequence[str] = ()
         self.parameters: Sequence[torch.Tensor] = ()
         self._shorts: List[str] = []
-        self._hooks = GradientHooks()
+        self.hooks = GradientHooks()
         self._strided: List[int] = []  # the parameters that have gaps, or another order of dimensions
         self._adapts_scaling = False
-
-    def with_hooks(self) -> Sequence[int]:
-        """Return which of the parameters have hooks on their gradients; some may have been removed since."""
-        return self._hooks.among(self.parameters)
 
     def again(self) -> AnchoredGradients:
         """Return the same request for another program."""
@@ -77,6 +74,8 @@ class AnchoredGradients:
         self._shorts = [f"{_PREFIX}{name}" for name in self.names]
         self._strided = [number for number, each in enumerate(self.parameters) if not plain(each).is_contiguous()]
         self._resolved = resolved
+        reduction = resolved.options.Training.accumulation_and_replication_reduction_type
+        self._averages = reduction is backend.poptorch().ReductionType.Mean
 
     def request(self, options: Options) -> None:
         """Anchor the gradients in the options that a module is compiled with."""
@@ -101,9 +100,7 @@ class AnchoredGradients:
         count = calls.gradient_accumulation * replicas
         processes = 1 if self.own else calls.processes
         blocks = replicas if resolved.output_mode == "Sum" else count
-        reduction = resolved.options.Training.accumulation_and_replication_reduction_type
-        mean = reduction is backend.poptorch().ReductionType.Mean
-        divisor = loss_scaling * (count * processes if mean else 1)
+        divisor = loss_scaling * (count * processes if self._averages else 1)
         with DisableTorchFunctionSubclass():
             # Asked in the ordinary way, a wrapped parameter would fetch all weights first.
             if blocks == 1 and calls.device_iterations == 1:

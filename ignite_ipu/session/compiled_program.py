@@ -57,6 +57,9 @@ class CompiledProgram:
         python: The Python values of the trace.
         changed: Names of Python values that forward changed in the trace, as each trace of the model does.
         trace: Results of a call on the host.
+
+    Attributes:
+        note_call: Counts a call of the program.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class CompiledProgram:
         self.source, self.executor, self.geometry, self.trace = source, executor, geometry, trace
         self._step, self._training = source.step, source.resolved.training
         self._python, self._changed = python, changed
+        self.note_call = trace.retrace.note_call
         self._traced: List[Hashable] = self._python.values()
         self._traced_modes = modes_of(self._step)
         self._modes: List[bool] = []
@@ -85,9 +89,6 @@ class CompiledProgram:
         if self._python.training() is not self._modes:
             self._step.train(self._training)
             self._modes = self._python.training()
-
-    def note_call(self) -> None:
-        self.trace.retrace.note_call()
 
     def count_batches(self) -> None:
         """Advance the counters of batches with this program's calls from now on."""

@@ -21,7 +21,7 @@ def accumulate(
     Parameters whose ids are in `left_out` get none.
     Where a parameter has none, the tensor itself becomes its gradient.
     """
-    parameters, with_hooks = anchored.parameters, anchored.with_hooks()
+    parameters, with_hooks = anchored.parameters, anchored.hooks.among(anchored.parameters)
     present: List[torch.Tensor] = []
     more: List[torch.Tensor] = []
     hooked = list(with_hooks)

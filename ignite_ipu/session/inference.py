@@ -359,7 +359,8 @@ class Inference:
 
     def _loaded(self, program: ModelProgram, leaves: Sequence[Any], x: Any) -> Executor:
         programs, executor = self.programs, program.state.executor
-        programs.shared.take_over()
+        if programs.shared.others:
+            programs.shared.take_over()
         if executor is None or not executor.isAttachedToDevice():
             with programs.loading(program):
                 programs.weights.to_host()  # loading uploads the host's

@@ -34,46 +34,44 @@ class SharedWeights:
 
     Each has a session of its own, and one of them is trained. The others' programs are out of date after that, which
     only the one that trained knows.
-    """
 
-    _looks = 0  # how often one took in that there are more tensors
+    Attributes:
+        others: By other model: its updates, a list of one number, and how many they were when it was asked last.
+    """
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
-        self._known = 0
-        # By other model: its updates, a list of one number, and how many they were when it was asked last.
-        self._others: Dict[weakref.ref[SharedWeights], Tuple[Sequence[int], int]] = {}
+        self.others: Dict[weakref.ref[SharedWeights], Tuple[Sequence[int], int]] = {}
         # Values that the host had at the start need no copy.
         self._before = {weakref.ref(each): each._weights.updates[0] for each in _ALL if not each._weights.host.is_stale}
         _ALL.add(self)
         self.look_again()
 
     def look_again(self) -> None:
-        """Take in that there are more tensors, such as those of a loss."""
-        SharedWeights._looks += 1
+        """Find the models with some of the tensors, of which there are more, such as those of a loss."""
+        mine = set(map(id, self._weights.held.tensors))
+        for other in list(_ALL):
+            if other is not self and not mine.isdisjoint(map(id, other._weights.held.tensors)):
+                self._follow(other)
+                other._follow(self)
+
+    def _follow(self, other: SharedWeights) -> None:
+        reference = weakref.ref(other)
+        self.others.setdefault(reference, (other._weights.updates, self._before.get(reference, 0)))
 
     def take_over(self) -> None:
         """Bring weights that others have trained to the host; they are uploaded before the next call."""
-        if self._known != SharedWeights._looks:
-            self._known = SharedWeights._looks
-            mine = set(map(id, self._weights.held.tensors))
-            for shared in list(_ALL):
-                if shared is not self and not mine.isdisjoint(map(id, shared._weights.held.tensors)):
-                    reference = weakref.ref(shared)
-                    self._others.setdefault(reference, (shared._weights.updates, self._before.get(reference, 0)))
-        if not self._others:
-            return
-        for reference, (updates, seen) in list(self._others.items()):
+        for reference, (updates, seen) in list(self.others.items()):
             other = reference()
             if updates[0] != seen:
-                self._others[reference] = updates, updates[0]
+                self.others[reference] = updates, updates[0]
                 # The other model took over the weights of this one before it trained more.
                 self._weights.to_host()
                 if other is not None:
                     other._weights.to_host()  # else it did that when its session ended
                 self._weights.host_changed()
             if other is None:
-                del self._others[reference]
+                del self.others[reference]
 
 
 _LOADED: List[weakref.ref[Programs]] = []

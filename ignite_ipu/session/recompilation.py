@@ -10,6 +10,8 @@ from typing import Callable, Sequence, Set, Tuple
 from torch import nn
 
 from ignite_ipu.errors import SessionError, logger
+from ignite_ipu.program.module_state import NEVER
+from ignite_ipu.program.module_tables import CHANGES
 from ignite_ipu.program.traced_places import changes_in_every_call
 from ignite_ipu.session.compiled_program import CompiledProgram
 from ignite_ipu.session.hooks import SessionHooks
@@ -43,8 +45,8 @@ class ModelChanges:
         self._weights = weights
         self._compile_again = compile_again
         self._hooks = hooks
-        # The count of changes of tensors at the time when the model had the tensors of the session.
-        self._changes = weights.held.changes
+        # The counts of changes of tensors, and of all tables, when the model last had the tensors of the session.
+        self._changes, self._tables = weights.held.changes, NEVER
         self._reported: Set[str] = set()
 
     def refuse_replaced(self) -> None:
@@ -65,8 +67,10 @@ class ModelChanges:
 
     def follow(self, program: ModelProgram) -> None:
         """Compile a program again if its constants have changed."""
-        if self._changes != self._weights.held.changes:
-            self.refuse_replaced()
+        if self._tables != CHANGES.count:
+            if self._changes != self._weights.held.changes:
+                self.refuse_replaced()
+            self._tables = CHANGES.count
         compiled = program.state
         if not isinstance(compiled, CompiledProgram):
             return

@@ -24,6 +24,7 @@ from ignite_ipu.session.programs import Programs
 from ignite_ipu.session.resolved import Resolved
 from ignite_ipu.session.returned_gradients import host_update_cost, refresh_weights, take_gradients
 from ignite_ipu.session.training import Trained
+from ignite_ipu.session.weights.edit_detector import HostStep
 from ignite_ipu.torch_names import lists
 
 _ONE_MICRO_BATCH = BatchGeometry(1)
@@ -131,11 +132,11 @@ class TrainingCalls:
             loss: torch.Tensor = results[-1][-1]
             return loss
 
-        with self._weights.detector.host_steps.stepping() as as_before:
+        with HostStep(self._weights.detector) as step:
             if needs_closure(optimizer):
-                optimizer.step(as_before(closure))
+                optimizer.step(step.as_before(closure))
             else:
-                as_before(closure)()
+                step.as_before(closure)()
                 optimizer.step()
         self._programs.trainers.required().link.stepped(1)
         return results[0]
@@ -231,7 +232,8 @@ class TrainingCalls:
             if problem is not None:
                 raise SessionError(problem)
             self._hooks_handles = RemovableHandle.next_id
-        programs.shared.take_over()
+        if programs.shared.others:
+            programs.shared.take_over()
         if executor is None or not executor.isAttachedToDevice():
             if not program.compiled:
                 trained.check_any_trained()
@@ -240,7 +242,7 @@ class TrainingCalls:
                     trained.drop_aside()  # they were compiled with other constants
                 executor = program.load(leaves, batch, ahead)
         if isinstance(kind, GradientKind):
-            self._weights.look()
+            self._weights.notice_edits()
             refresh_weights(kind, executor, self._weights)
             return executor
         if link.push(executor):

@@ -105,6 +105,9 @@ class TwinExecutor:
         self._twins = twins
         with twins.in_place():
             self._executor: Any = wrap()
+        # Each call uses these.
+        self.isAttachedToDevice = self._executor.isAttachedToDevice
+        self.getAnchoredTensor = self._executor.getAnchoredTensor
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)

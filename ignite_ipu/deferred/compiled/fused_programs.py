@@ -146,9 +146,8 @@ class FusedPrograms(TrainingPrograms):
             return False
         batches = [batch]
         needed = needed_values(batches)
-        if [place for place, _, _ in needed] != again.places:
+        if [place for place, _, _ in needed] != again.places or self.session.trainers.current is not self.trained:
             return False
-        self.session.trainers.take_turn(self.trained)
         results = self._results(compiled, batches)
         self._tape = Tape([loss])
         self.session.calls.note_updates(1)

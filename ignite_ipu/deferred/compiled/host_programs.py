@@ -117,7 +117,8 @@ class HostPrograms(TrainingPrograms):
         batches = self._graphs.micro_batches(losses) if len(losses) > 1 else [self._graphs.micro_batch(losses)]
         needed = needed_values(batches, keeps)
         modes = self._update_modes.of(batches, losses, self.own, self._last)
-        with self.modes.as_then(modes), self.session.weights.with_others(older) if older else contextlib.nullcontext():
+        as_then = contextlib.nullcontext() if modes is self.modes.now() else self.modes.as_then(modes)
+        with as_then, self.session.weights.with_others(older) if older else contextlib.nullcontext():
             compiled, results, gradients = self._called(batches, needed, modes)
         self._last = compiled
         compiled.settle(batches, needed, results if compiled.outputs else (results,), keeps)
@@ -128,7 +129,8 @@ class HostPrograms(TrainingPrograms):
     def _called(
         self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen
     ) -> Tuple[CompiledUpdate, Any, Gradients]:
-        self.session.trainers.take_turn(self.trained)
+        if self.session.trainers.current is not self.trained:
+            self.session.trainers.take_turn(self.trained)
         compiled = self._serving(batches, needed, modes, gradients=True)
         results = self._results(compiled, batches)
         assert self.trained is not None
@@ -138,7 +140,8 @@ class HostPrograms(TrainingPrograms):
         gradients = Gradients(program.kind.gradients, take_gradients(program, self.session.weights))
         if batches[0].graph.differentiated:
             gradients = self._without_offsets(gradients, batches)
-        self._say_what_it_costs()
+        if not self.told:
+            self._report_cost()
         return compiled, results, gradients
 
     @property
@@ -182,8 +185,8 @@ class HostPrograms(TrainingPrograms):
             self._options.replicas,
         )
 
-    def _say_what_it_costs(self) -> None:
-        if self.told or self.session.training is None:
+    def _report_cost(self) -> None:
+        if self.session.training is None:
             return
         self.told = True
         logger.warning(

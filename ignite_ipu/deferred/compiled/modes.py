@@ -14,6 +14,7 @@ from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.saved_attributes import SavedAttributes
 from ignite_ipu.program.module_state import NEVER
+from ignite_ipu.program.module_tables import CHANGES
 from ignite_ipu.program.tensors.raw import requires_grad, set_requires_grad
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.weights.tracker import Weights
@@ -38,8 +39,8 @@ class Modes:
         self._model, self._whole = model, whole or model
         self._weights = weights
         self._state: Optional[PythonState] = None
-        # The count of changes of held tensors at the last look for other parameters.
-        self._changes = NEVER
+        # The counts of changes of all tables, and of held tensors, at the last look for other parameters.
+        self._tables = self._changes = NEVER
         self.parameters: List[torch.Tensor] = list(model.parameters())
         self._trained: List[bool] = []
         self._looks = -1
@@ -53,13 +54,15 @@ class Modes:
         if state is None or found is None:
             state = self._state = PythonState(self._model)
             found = state.training(), state.values()
-            self._changes = NEVER
-        changes = self._weights.held.changes
-        if self._changes != changes:
-            refuse_replaced(self._weights, self._whole)
-            self._changes = changes
-            self.parameters = list(self._model.parameters())
-            self._looks = -1
+            self._changes = self._tables = NEVER
+        if self._tables != CHANGES.count:
+            changes = self._weights.held.changes
+            if self._changes != changes:
+                refuse_replaced(self._weights, self._whole)
+                self._changes = changes
+                self.parameters = list(self._model.parameters())
+                self._looks = -1
+            self._tables = CHANGES.count
         trained = self._trained if self._looks == self._weights.detector.looks else self.trained()
         training, values = found
         seen = self._seen

@@ -18,6 +18,7 @@ from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, ModesThen
 from ignite_ipu.deferred.graph.structure import Bounded, Structure
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.left_behind import Place
+from ignite_ipu.program.reached import reached
 from ignite_ipu.program.user_code import Line
 from ignite_ipu.torch_names.tensors import version_of
 
@@ -374,6 +375,14 @@ def ancestors(value: Value) -> List[Operation]:
                 found.add(leaf.operation)
                 waiting.append(leaf.operation)
     return sorted(found, key=by_number)
+
+
+def gradient_path(value: Value) -> Dict[Operation, None]:
+    """Return the operations through which gradients of a value flow."""
+    return reached(
+        [value.operation],
+        lambda each: [leaf.operation for leaf in each.value_leaves if leaf.shape.requires_grad],
+    )
 
 
 def describe_change(old: StepGraph, new: StepGraph) -> str:

@@ -17,9 +17,10 @@ from ignite_ipu.deferred.tensor.frames import frame_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.derived_class import derived_once
 from ignite_ipu.program.forward.eager import EAGER
+from ignite_ipu.program.module_tables import CHANGES
 from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.user_code import current_line
-from ignite_ipu.torch_names.dispatch import transformation
+from ignite_ipu.torch_names.dispatch import tracing_state, transformation
 from ignite_ipu.torch_names.modules import FUNCTIONAL_CALL
 
 CAPTURE = "_ignite_ipu_capture"
@@ -43,10 +44,12 @@ def capturing_class(base: Any) -> Any:
     @brief_refusals
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         # A trace notes its reads of a model, and a look into __dict__ reads all of it.
-        capture = None if EAGER.is_on else self.__dict__.get(CAPTURE)
+        capture = None if EAGER.depth or tracing_state() is not None else self.__dict__.get(CAPTURE)
         if capture is None:
             return base.__call__(self, *args, **kwargs)
-        refuse_transforms(self, capture.has_own_weights)
+        has_own_weights = capture.tables == CHANGES.count or capture.has_own_weights()
+        if _autocasts() or transformation() is not None or not has_own_weights:
+            refuse_transforms(self, capture.has_own_weights)
         return capture.call(args, kwargs)
 
     def train(self: Any, mode: bool = True) -> Any:

@@ -130,12 +130,9 @@ class WeightEdits:
             last = max([last, *[edit[unless_kept] for edit in edits if edit is not None]])
         return last
 
-    def ignore(self, unwatched: bool = False) -> None:
-        """Do not count current edits as the loop's; some may be `unwatched`, as those of a step on the host."""
-        if unwatched:
-            self._weights.look()
-        else:
-            self._weights.notice_edits()
+    def ignore(self) -> None:
+        """Do not count current edits as the loop's."""
+        self._weights.notice_edits()
         self._seen = self._weights.detector.edits
         self._found.clear()
         self._counted.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import weakref
 from typing import AbstractSet, Callable, FrozenSet, Iterable, List, Mapping, Optional, Sequence
 
 import torch
@@ -12,8 +13,8 @@ import torch
 from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, keep_weights
-from ignite_ipu.deferred.graph.owners import held_by
-from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.deferred.graph.owners import MODEL, held_by
+from ignite_ipu.deferred.graph.step_graph import Loss, gradient_path
 from ignite_ipu.deferred.model.early_update import EarlyUpdate
 from ignite_ipu.deferred.model.gradient_views import GradientViews
 from ignite_ipu.deferred.model.gradients import Entry, GradientBook, losses_of
@@ -28,7 +29,6 @@ from ignite_ipu.deferred.model.turns import (
     Reach,
     begin_again,
     forget,
-    gradient_path,
     keep_buffers,
     trained_in,
 )
@@ -290,24 +290,6 @@ class FusedUpdate:
             books.gradients.use(self.own, line, made, clipping.norm)
             books.steady = Steady.of(self)
 
-    def step_at_once(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Make the update of an optimizer as the last one, if nothing has changed since; returns whether it did."""
-        steady = self.books.steady
-        entry = None if steady is None else steady.entry(optimizer)
-        if entry is None:
-            return False
-        losses, training = entry.losses, self.training
-        try:
-            if not training.run_again(losses[0]):
-                return False
-        except BaseException as error:
-            self.books.steady = None
-            self._fail(losses, error, [False] * len(losses[0].operations), losses[0].operations)
-            raise
-        entry.losses, entry.used, entry.clip = [], current_line(above=2), training.clipping.norm
-        self.stepped, self.order = CLOCK.now, next(_ORDER)
-        return True
-
     def check(self, entries: Optional[Sequence[Entry]] = None) -> Sequence[Loss]:
         """Return the losses of the update that `optimizer.step()` means.
 
@@ -427,12 +409,12 @@ class FusedUpdate:
                 with in_update:
                     made = self._run(losses, chosen, may_leave)
         except BaseException as error:
-            self._fail(losses, error, done, operations, restore)
+            self.fail(losses, error, done, operations, restore)
             raise
         self.stepped, self.order = CLOCK.now, next(_ORDER)
         return made
 
-    def _fail(
+    def fail(
         self,
         losses: Sequence[Loss],
         error: BaseException,
@@ -498,3 +480,13 @@ class FusedUpdate:
             loss.discard(problem, awaited)
             if not (self.makes_all or loss.retained):
                 forget(set(gradient_path(loss.value)) - awaited)
+
+
+def known_update(optimizer: torch.optim.Optimizer) -> Optional[FusedUpdate]:
+    """Return the update by an optimizer that has made the last one on the device; None if it takes more to find it."""
+    known: Optional[weakref.ref[FusedUpdate]] = optimizer.__dict__.get(MODEL)
+    update = None if known is None else known()
+    if update is None or update.training.trained is None:
+        return None
+    loop = update.loop
+    return None if loop.now is not loop or loop.updates.on_host else update

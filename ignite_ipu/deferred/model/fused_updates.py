@@ -40,6 +40,8 @@ class FusedUpdates:
         self.gradients = FusedGradients(loop)
         self.books = self.gradients.books
         self.standby = HostUpdates(loop) if self.may_leave else None
+        # Only a loop that may change to updates on the host keeps weights for its calls.
+        self.note_call = None if self.standby is None else self.standby.note_call
         if self.standby is not None:
             self.books.history.released = self.standby.kept.keep
 
@@ -102,10 +104,6 @@ class FusedUpdates:
             for entry in self.books.gradients.within(update.own):
                 entry.losses = [loss for loss in entry.losses if update.reach.chosen([loss])]
         return free
-
-    def note_call(self, call: Operation) -> None:
-        if self.standby is not None:
-            self.standby.kept.note_call(call)
 
     def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
         if self.standby is None:

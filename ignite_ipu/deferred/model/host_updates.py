@@ -32,17 +32,15 @@ from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.compiled.update_gradients import mixed_gradients
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, keep_weights, replayed
 from ignite_ipu.deferred.graph.owners import held_tensors
-from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.deferred.graph.step_graph import Loss, gradient_path
 from ignite_ipu.deferred.model.kept_weights import KeptWeights
 from ignite_ipu.deferred.model.loop import Loop
-from ignite_ipu.deferred.model.obstacles import refuse_spent
 from ignite_ipu.deferred.model.processes import average, note_backward
 from ignite_ipu.deferred.model.turns import (
     Values,
     begin_again,
     draws,
     forget,
-    gradient_path,
     keep_buffers,
     trained_in,
 )
@@ -55,6 +53,7 @@ from ignite_ipu.program.tensors.raw import gradient_of, named_tensors, set_gradi
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.data_parallel import Reducer
+from ignite_ipu.session.weights.edit_detector import HostStep
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 Closure = Callable[[], Any]
@@ -88,7 +87,7 @@ class HostGradients:
         """They are all on the host."""
 
     def zero_grad(self, module: nn.Module, set_to_none: bool) -> None:
-        with self._loop.session.weights.detector.host_steps.stepping():
+        with HostStep(self._loop.session.weights.detector, writes=False):
             nn.Module.zero_grad(module, set_to_none)
 
     def clip(self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float, given: Any) -> torch.Tensor:
@@ -106,9 +105,7 @@ class HostGradients:
 
     def of_loss(self, loss: Loss, parameters: Sequence[torch.Tensor]) -> List[Optional[torch.Tensor]]:
         """Return the gradients of a loss, as `torch.autograd.grad` does; None for parameters without any."""
-        refuse_spent(loss)
-        found = self.computed(loss)
-        return found.of(parameters)
+        return self.computed(loss).of(parameters)
 
     def add(self, loss: Loss, ids: Container[int], weights: Optional[Values] = None) -> None:
         """Add the gradients of a loss that went backward before to those of some parameters.
@@ -215,7 +212,8 @@ class HostGradients:
         loop, operations = self._loop, loss.operations
         if loop.buffers.waiting:
             loop.buffers.before_update([loss], loop, waits=True, steps=False)
-        self._kept.follow_edits()
+        if loop.edits.older:
+            self._kept.follow_edits()
         if before is None:
             loop.edits.check(operations, loop, "The gradient", unless_kept=True)
             before = self._kept.values_then(operations)
@@ -225,7 +223,7 @@ class HostGradients:
         if USES:
             USES.difference_update(operations)
         try:
-            with loop.buffers.in_update(operations):
+            with contextlib.nullcontext() if loop.buffers.is_empty else loop.buffers.in_update(operations):
                 return self._training.compute([loss], keeps, older)
         except BaseException as error:
             for operation in operations:
@@ -310,13 +308,14 @@ class HostUpdates:
     @contextlib.contextmanager
     def stepping(self, optimizer: torch.optim.Optimizer) -> Iterator[Callable[[Closure], Closure]]:
         """Have an optimizer step in the `with` block; gives a function that wraps the closure of its step."""
-        weights, held = self._loop.session.weights, held_tensors(optimizer)
+        held = held_tensors(optimizer)
         if USES:
             keep_weights([self._loop])
         self.kept.keep_before_step(held)
         if self._loop.evaluations.waiting:
             self._loop.evaluations.before_weights_change()
-        self._loop.buffers.before_weights_change()
+        if self._loop.buffers.waiting:
+            self._loop.buffers.before_weights_change()
         before = _versions(held)
 
         def note_changes() -> None:
@@ -324,29 +323,27 @@ class HostUpdates:
             now, loop = _versions(held), self._loop.now  # a closure may have joined it with others
             loop.updates.note_changes([id(each) for each, one, other in zip(held, before, now) if one != other])
             before = now
-            loop.edits.ignore(unwatched=True)
+            loop.edits.ignore()
 
-        with weights.detector.host_steps.stepping() as as_before:
+        max_norm = self._loop.setup.config.max_grad_norm
+
+        with HostStep(self._loop.session.weights.detector) as step:
 
             def wrapped(closure: Closure) -> Closure:
                 def call() -> Any:
                     note_changes()
                     loss = closure()
-                    _clip(self._loop, held)
+                    if max_norm is not None:
+                        clip_grad_norm_(list(held), max_norm)
                     return loss
 
-                return as_before(call)
+                return step.as_before(call)
 
-            _clip(self._loop, held)
+            if max_norm is not None:
+                clip_grad_norm_(list(held), max_norm)
             yield wrapped
         note_changes()
         note_step(optimizer)
-
-
-def _clip(loop: Loop, held: Sequence[torch.Tensor]) -> None:
-    max_norm = loop.setup.config.max_grad_norm
-    if max_norm is not None:
-        clip_grad_norm_(list(held), max_norm)
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> List[Any]:

@@ -14,7 +14,7 @@ import torch
 
 from ignite_ipu.deferred.compiled.joined_models import JoinedModels
 from ignite_ipu.deferred.graph.owners import MODEL, OPTIMIZERS, held_by, held_tensors, is_held
-from ignite_ipu.deferred.model.fused_update import FusedUpdate
+from ignite_ipu.deferred.model.fused_update import FusedUpdate, known_update
 from ignite_ipu.deferred.model.fused_updates import FusedUpdates
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.model import CapturedModel, loops_of
@@ -79,16 +79,6 @@ def trained_by(optimizer: torch.optim.Optimizer) -> Optional[FusedUpdate]:
     return next(
         (update for one in every for update in one.books.updates if update.training.optimizer is optimizer), None
     )
-
-
-def known_update(optimizer: torch.optim.Optimizer) -> Optional[FusedUpdate]:
-    """Return the update by an optimizer that has made the last one on the device; None if it takes more to find it."""
-    known: Optional[weakref.ref[FusedUpdate]] = optimizer.__dict__.get(MODEL)
-    update = None if known is None else known()
-    if update is None or update.training.trained is None:
-        return None
-    loop = update.loop
-    return None if loop.now is not loop or loop.updates.on_host else update
 
 
 def captured_by(optimizer: torch.optim.Optimizer) -> Optional[FusedUpdate]:

@@ -121,8 +121,10 @@ class KeptWeights:
     def keep_before_step(self, held: Sequence[torch.Tensor]) -> None:
         """Keep weights that are about to change, if something that may go backward was computed with them."""
         self._loop.edits.look()
-        self.follow_edits()
-        self._release()
+        if self._loop.edits.older:
+            self.follow_edits()
+        if self._older:
+            self._release()
         needed = self._needed(held)
         if needed:
             self._older.append(Older(CLOCK.now, [(each, plain(each).clone()) for each in needed]))
@@ -220,9 +222,8 @@ class KeptWeights:
 
     def _release(self) -> None:
         """Discard previous weights that no loss which may still go backward depends on."""
-        if self._older:
-            first = min((each.number for each in self._pending()), default=None)
-            self._older = [] if first is None else [each for each in self._older if each.taken >= first]
+        first = min((each.number for each in self._pending()), default=None)
+        self._older = [] if first is None else [each for each in self._older if each.taken >= first]
 
     def _value_then(self, key: int, operation: Operation) -> Any:
         """Return a weight, by its id, with the value that it had when an operation was recorded; None if it is lost."""

@@ -31,7 +31,6 @@ from ignite_ipu.deferred.model.buffers import BufferBook
 from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.deferred.model.evaluations import EvaluationBook
 from ignite_ipu.deferred.model.following import LoopFollower, Withheld
-from ignite_ipu.deferred.model.obstacles import refuse_spent
 from ignite_ipu.deferred.model.turns import Values
 from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
 from ignite_ipu.errors import CaptureError, logger
@@ -127,8 +126,9 @@ class Updates(Protocol):
     def may_leave(self) -> bool:
         """True if updates may be made on the host from some moment on."""
 
-    def note_call(self, call: Operation) -> None:
-        """Note a call of a model that was recorded."""
+    @property
+    def note_call(self) -> Optional[Callable[[Operation], None]]:
+        """Notes a call of a model that was recorded; None if no weights are kept for calls."""
 
     def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
         """Note that tensors are about to be written, or that weights are to be frozen if there are none."""
@@ -342,8 +342,6 @@ class Loop:
             raise CaptureError("The model's optimizer is not known: prepare it together with the model.")
 
     def backward(self, loss: Loss) -> None:
-        if loss.batch is None:
-            refuse_spent(loss)
         self.updates.backward(loss)
         if self.setup.observer is not IGNORING:
             self.setup.observer.went_backward(self)

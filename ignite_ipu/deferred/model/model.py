@@ -32,13 +32,14 @@ from ignite_ipu.deferred.graph.owners import (
 from ignite_ipu.deferred.graph.structure import leaves_in, unflatten
 from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.loop import Loop, Setup
-from ignite_ipu.deferred.model.recording import RecordedCalls, SharedWeights
-from ignite_ipu.deferred.settings import IGNORING
+from ignite_ipu.deferred.model.recording import RecordedCalls
 from ignite_ipu.deferred.tensor.deferred_values import all_values, deferred_values
 from ignite_ipu.deferred.tensor.reads import awaits_backward, not_frozen
 from ignite_ipu.deferred.tensor.without_graph import without_graph
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.left_behind import put
+from ignite_ipu.program.module_state import NEVER
+from ignite_ipu.program.module_tables import CHANGES
 from ignite_ipu.program.tensors.raw import named_tensors, requires_grad
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.session import IPUSession
@@ -54,14 +55,15 @@ class CapturedModel:
     Attributes:
         loop: The loop that trains it, alone or together with others.
         path: Where in the loop's module this one is.
+        tables: The count of changes of tables of tensors when the model was last found to have its own weights.
     """
 
     def __init__(self, model: nn.Module, setup: Setup, loop: Optional[Loop] = None) -> None:
         self.model = model
         self.path = ""
         self.loop: Loop
+        self.tables = NEVER
         self._calls = RecordedCalls(self)
-        self._is_composed = False  # of weights that another loop trains, too
         self._tensors: Dict[str, torch.Tensor] = {}
         (Loop(model, [model], setup) if loop is None else loop).adopt(self)
 
@@ -97,23 +99,28 @@ class CapturedModel:
     def has_own_weights(self) -> bool:
         """Return whether the model has the weights that it was captured with, and no others for one call."""
         tensors = named_tensors(self.model)
-        return tensors.keys() == self._tensors.keys() and all(self.owns(name, tensors[name]) for name in tensors)
+        found = tensors.keys() == self._tensors.keys() and all(self.owns(name, tensors[name]) for name in tensors)
+        self.tables = CHANGES.count if found else NEVER
+        return found
 
     def call(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        records = self.model.training and torch.is_grad_enabled()
+        answer = self._calls.record if records else self._evaluated
         try:
-            result = self._answer(args, kwargs)
+            result = answer(args, kwargs)
         except ReplacedError:
             if not self.loop.begin_again():
                 raise
-            result = self._answer(args, kwargs)
-        if OBSERVERS and not (self.model.training and torch.is_grad_enabled()):
+            result = answer(args, kwargs)
+        if OBSERVERS and not records:
             for observer in OBSERVERS:
                 observer.evaluated(self.model, result)
         return result
 
-    def _answer(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    def _evaluated(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        """Return the result of a call without gradients or in evaluation mode, recorded if weights may be trained."""
         grad, loop = torch.is_grad_enabled(), self.loop
-        if not (grad and (self.model.training or is_held(self.model, trained=True) or self._asks(args, kwargs))):
+        if not (grad and (is_held(self.model, trained=True) or self._asks(args, kwargs))):
             if not self.continues_a_step(args, kwargs):
                 loop.setup.observer.called(self, recorded=False)
                 loop.buffers.before_evaluation(self.name)
@@ -123,15 +130,7 @@ class CapturedModel:
                 return loop.evaluation.run(args, kwargs, self.model, show, grad)
             if not (grad or self.is_frozen):
                 raise not_frozen(self)
-        if not self._is_composed:
-            if loop.setup.observer is not IGNORING:
-                loop.setup.observer.called(self, recorded=True)
-            try:
-                return self._calls.record(args, kwargs, grad)
-            except SharedWeights:
-                self._is_composed = True
-        # Its code is the loop's, in which functions of weights are recorded.
-        return type(self.model).__mro__[1].__call__(self.model, *args, **kwargs)
+        return self._calls.record(args, kwargs)
 
     def _asks(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
         """Return whether gradients of arguments may be asked for, which come to the host."""

@@ -1,19 +1,16 @@
-"""Reasons why the device cannot make an update: gradients of unlike stories, used ones, and graphs that are gone."""
+"""Reasons why the device cannot make an update: gradients of unlike stories, and used ones."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Dict, List, Optional, Sequence
+from typing import List, Optional, Sequence
 
 from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
-from ignite_ipu.deferred.graph.leaves import Input
-from ignite_ipu.deferred.graph.operations import Operation
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.gradient_views import GradientViews
 from ignite_ipu.deferred.model.gradients import Entry
-from ignite_ipu.deferred.model.turns import gradient_path
-from ignite_ipu.errors import CaptureError, listed
-from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.errors import listed
+from ignite_ipu.program.user_code import current_line
 
 
 def obstacle(
@@ -74,23 +71,3 @@ def _reached_entries(entries: Sequence[Entry], pending: Sequence[Loss], training
         if losses or any(of_entry.values()) or entry.used or entry.zeros:
             found.append(dataclasses.replace(entry, losses=losses))
     return found or list(entries)
-
-
-def refuse_spent(loss: Loss) -> None:
-    """Refuse a loss whose gradients would flow through operations of an update that has run."""
-    spent: Dict[Operation, Line] = {}
-    for each in loss.operations:
-        for leaf in each.leaves:
-            if type(leaf) is Input and leaf.spent is not None:
-                spent[each] = leaf.spent
-    if not spent:
-        return
-    for operation in gradient_path(loss.value):
-        if operation in spent:
-            raise CaptureError(
-                f"The loss at {loss.line} is computed from a value of {spent[operation]}, of which an update has run. "
-                "PyTorch would go backward through that a second time. This is an error without retain_graph=True. "
-                "With it, gradients are by the previous weights, in a graph that grows from step to step. On a device "
-                "each update is a program of its own. Compute with value.detach() if only the number is needed, or "
-                "call optimizer.step() once, after all operations of the loss."
-            )

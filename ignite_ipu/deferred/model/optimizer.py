@@ -17,12 +17,11 @@ from torch import nn
 from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.graph.owners import MODEL, OPTIMIZERS, WATCH, held_tensors, parameter_of
 from ignite_ipu.deferred.model.capturing import owners_of
-from ignite_ipu.deferred.model.fused_update import FusedUpdate
+from ignite_ipu.deferred.model.fused_update import FusedUpdate, known_update
 from ignite_ipu.deferred.model.host_updates import HostUpdates
-from ignite_ipu.deferred.model.joined import captured_by, known_update, trained_by
+from ignite_ipu.deferred.model.joined import captured_by, trained_by
 from ignite_ipu.deferred.model.loop import Loop, Setup
 from ignite_ipu.deferred.model.model import capture_weights, loops_of
-from ignite_ipu.deferred.model.steady import Steady
 from ignite_ipu.deferred.tensor.on_weights import record_on_weights
 from ignite_ipu.errors import CaptureError, OptimizerError
 from ignite_ipu.optimizers.host_link import note_step
@@ -31,6 +30,7 @@ from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.weights.access import AccessTracker, is_watched, unwatch_tensors, watch_tensors
+from ignite_ipu.session.weights.edit_detector import HostStep
 from ignite_ipu.torch_names.optimizers import (
     GLOBAL_POST_HOOKS,
     GLOBAL_PRE_HOOKS,
@@ -131,36 +131,24 @@ class HeldWeights(SessionHooks):
 
 @brief_refusals
 def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
-    steady = _steady(self)
-    called: List[Callable[..., Any]] = []
-    try:
-        if steady is not None and closure is None and steady.update.step_at_once(self):
-            return None
-    except (CaptureError, OptimizerError) as error:
-        assert steady is not None
-        return _leave_device(self, steady.update.loop, closure, called, error)
-    updates = known_update(self)
-    if updates is None:
+    update = known_update(self)
+    if update is None:
         on_host = self.__dict__[WATCH].on_host()
         if on_host:
             return _step_on_host(self, on_host, closure)
-        updates = None if closure is not None and _awaits_models(self) else captured_by(self)
-    if updates is None:
+        update = None if closure is not None and _awaits_models(self) else captured_by(self)
+    if update is None:
         found = type(self).step(self) if closure is None else _step_that_captures(self, closure)
         note_step(self)
         return found
+    steady = update.books.steady
+    called: List[Callable[..., Any]] = []
     try:
-        _step_on_device(self, updates, closure, called)
+        if closure is not None or steady is None or not steady.step(self):
+            _step_on_device(self, update, closure, called)
     except (CaptureError, OptimizerError) as error:
-        return _leave_device(self, updates.loop, closure, called, error)
+        return _leave_device(self, update.loop, closure, called, error)
     return None
-
-
-def _steady(self: torch.optim.Optimizer) -> Optional[Steady]:
-    """Return the facts of an optimizer's last update, if nothing is known to have changed since."""
-    known: Optional[weakref.ref[FusedUpdate]] = self.__dict__.get(MODEL)
-    update = None if known is None else known()
-    return None if update is None else update.books.steady
 
 
 def _leave_device(
@@ -250,18 +238,17 @@ def _step_on_device(
 
 
 def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
-    steady = _steady(self)
-    if steady is not None and set_to_none and steady.clear(self):
-        return
     update = known_update(self)
     if update is not None:
-        update.zero_grad(self, set_to_none)
+        steady = update.books.steady
+        if not set_to_none or steady is None or not steady.clear(self):
+            update.zero_grad(self, set_to_none)
         return
     on_host = self.__dict__[WATCH].on_host()
     if on_host:
         with contextlib.ExitStack() as stack:
             for each in on_host:
-                stack.enter_context(each.training.session.weights.detector.host_steps.stepping())
+                stack.enter_context(HostStep(each.training.session.weights.detector, writes=False))
             type(self).zero_grad(self, set_to_none)
         return
     update = None if _are_apart(self) else captured_by(self)

@@ -7,8 +7,7 @@ from typing import Dict, Iterable, List, Sequence
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.graph.step_graph import Loss
-from ignite_ipu.deferred.model.turns import gradient_path
+from ignite_ipu.deferred.graph.step_graph import Loss, gradient_path
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.user_code import Line
 from ignite_ipu.session.data_parallel import Reducer, has_reducers, reducer_of, reducers_within

@@ -12,6 +12,7 @@ from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures
 from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
 from ignite_ipu.deferred.model.loop import Loop
+from ignite_ipu.deferred.settings import IGNORING
 from ignite_ipu.deferred.tensor.deferred_values import as_leaf
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, WeightView, deferred_results
 from ignite_ipu.errors import CaptureError
@@ -23,7 +24,7 @@ _MOST_MODES = 16
 _NONE: Any = (None, False, None)
 
 
-class SharedWeights(CaptureError):
+class _SharedWeights(CaptureError):
     """A call of a model with weights that another loop trains."""
 
 
@@ -37,13 +38,21 @@ class RecordedCalls:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._is_set_up = False
+        self._is_composed = False  # of weights that another loop trains, too
         # Beginning with the one that was used last.
         self._known: List[Tuple[ModesThen, bool, Signatures]] = []
 
-    def record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], grad: bool) -> Any:
-        """Record a call, with gradients enabled or not, and return its deferred result."""
+    def record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        """Record a call and return its deferred result.
+
+        The code of a model that is composed of weights of several loops is the loop's: functions are recorded in it.
+        """
         loop: Loop = self._model.loop
-        line = current_line(above=4)
+        if self._is_composed:
+            return self._composed(args, kwargs)
+        if loop.setup.observer is not IGNORING:
+            loop.setup.observer.called(self._model, recorded=True)
+        line, grad = current_line(above=3), torch.is_grad_enabled()
         loop.edits.look()
         modes = loop.modes.now()
         then, with_grad, signatures = self._known[0] if self._known else _NONE
@@ -53,9 +62,14 @@ class RecordedCalls:
         values = (*args, *kwargs.values()) if kwargs else args
         signature = signatures.look_up([len(args), *kwargs], values, leaves, ())
         if signature is None:
-            signature, leaves = self._found_out(signatures, args, kwargs, grad, line)
+            try:
+                signature, leaves = self._found_out(signatures, args, kwargs, grad, line)
+            except _SharedWeights:
+                self._is_composed = True
+                return self._composed(args, kwargs)
         operation = Operation(signature, self._model, leaves, line)
-        loop.updates.note_call(operation)
+        if loop.updates.note_call is not None:
+            loop.updates.note_call(operation)
         if signature.writes:
             loop.buffers.record(operation)
         results = deferred_results(operation)
@@ -66,6 +80,10 @@ class RecordedCalls:
         output, left = results
         put(signature.left, left)
         return output
+
+    def _composed(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        model = self._model.model
+        return type(model).__mro__[1].__call__(model, *args, **kwargs)
 
     def _signatures(self, modes: ModesThen, grad: bool) -> Signatures:
         for then, with_grad, signatures in self._known:
@@ -107,7 +125,7 @@ class RecordedCalls:
         model, loop, name = self._model.model, self._model.loop, self._model.name
         owners = {found[0].loop for found in map(parameter_of, model.parameters()) if found is not None} - {loop}
         if owners:
-            raise SharedWeights
+            raise _SharedWeights
         values = [
             torch.zeros(leaf.shape.size, dtype=leaf.shape.dtype) if isinstance(leaf, Value) else leaf.tensor
             for leaf in leaves

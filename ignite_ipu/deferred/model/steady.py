@@ -9,18 +9,19 @@ steady state.
 from __future__ import annotations
 
 import operator
-from typing import Any, Optional, Protocol
+from typing import Any, Optional, Protocol, Sequence
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
-from ignite_ipu.deferred.graph.operations import DIFFERENTIATED, USES, ModesThen
+from ignite_ipu.deferred.graph.operations import CLOCK, DIFFERENTIATED, USES, ModesThen, Operation
 from ignite_ipu.deferred.graph.step_graph import Loss
-from ignite_ipu.deferred.model.gradients import Entry, GradientBook
+from ignite_ipu.deferred.model.gradients import GradientBook
 from ignite_ipu.deferred.model.held_parameters import HeldParameters, list_of_group
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.optimizers.step_hooks import of_scripts
+from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.data_parallel import Reducer
 from ignite_ipu.torch_names.optimizers import GLOBAL_POST_HOOKS, GLOBAL_PRE_HOOKS, post_hooks_of, pre_hooks_of
 
@@ -36,7 +37,9 @@ class LastUpdate(Protocol):
     stepped: int
     held: HeldParameters
 
-    def step_at_once(self, optimizer: torch.optim.Optimizer) -> bool: ...
+    def fail(
+        self, losses: Sequence[Loss], error: BaseException, done: Sequence[bool], operations: Sequence[Operation]
+    ) -> None: ...
 
 
 class Steady:
@@ -129,14 +132,24 @@ class Steady:
         entry.losses.append(loss)
         return True
 
-    def entry(self, optimizer: torch.optim.Optimizer) -> Optional[Entry]:
-        """Return the entry of the one loss that went backward, None if the update of an optimizer takes more."""
-        entry, *others = self._book.entries
+    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Make the update of the one loss that went backward as the last one; returns False if it takes more."""
+        (entry, *others), training, loop = self._book.entries, self._training, self._loop
         if others or len(entry.losses) != 1 or entry.used is not None or entry.zeros is not None or entry.given:
-            return None
-        if optimizer is not self._optimizer or self._has_hooks or self._training.clipping.asked:
-            return None
-        loop = self._loop
+            return False
+        if optimizer is not self._optimizer or self._has_hooks or training.clipping.asked:
+            return False
         if loop.evaluations.waiting or not loop.buffers.is_empty or USES or not self.holds():
-            return None
-        return entry
+            return False
+        losses = entry.losses
+        try:
+            if not training.run_again(losses[0]):
+                return False
+        except BaseException as error:
+            self._books.steady = None
+            operations = losses[0].operations
+            self.update.fail(losses, error, [False] * len(operations), operations)
+            raise
+        entry.losses, entry.used, entry.clip = [], current_line(above=2), training.clipping.norm
+        self.update.stepped = CLOCK.now
+        return True

@@ -103,14 +103,6 @@ class Everything(Reach):
         return losses
 
 
-def gradient_path(value: Value) -> Dict[Operation, None]:
-    """Return the operations through which gradients of a value flow."""
-    return reached(
-        [value.operation],
-        lambda each: [leaf.operation for leaf in each.value_leaves if leaf.shape.requires_grad],
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class Older:
     """Weights before they were changed, taken when `CLOCK` showed a number.
@@ -198,6 +190,8 @@ def keep_buffers(
 def begin_again(operations: Sequence[Operation]) -> Values:
     """Return the buffers of calls that have run before, with their contents at that time: they are written once."""
     again = [operation for operation in operations if operation.done]
+    if not again:
+        return []
     for operation in again:
         if draws(operation) and not operation.signature.warned:
             operation.signature.warned = True

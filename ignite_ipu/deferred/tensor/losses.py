@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, NoReturn, Optional, Sequence, Tuple
+from typing import Dict, List, NoReturn, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from torch import nn
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import NORM, Operation, Value
 from ignite_ipu.deferred.graph.owners import CapturedLoop, capture_held, parameter_of
-from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
+from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
 from ignite_ipu.deferred.tensor.reads import models_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import Line, current_line
@@ -48,7 +48,12 @@ def mark_loss(value: Value, retained: bool = False) -> None:
         value.went_backward()
         value.went_backward = None
         return
-    loop, loss = _loss_of(value, retained, line)
+    chain = value.operation.signature.chain()
+    batch = None if chain is None else chain.match(value)
+    if batch is None:
+        loop, loss = _loss_of(value, retained, line)
+    else:
+        loop, loss = chain.models[0].loop, Loss(value, batch.operations, line, retained, batch=batch)
     loop.backward(loss)
 
 
@@ -81,10 +86,6 @@ def _is_leaf_of_loop(tensor: torch.Tensor) -> bool:
 
 def _loss_of(value: Value, retained: bool, line: Line, ran_early: bool = False) -> Tuple[CapturedLoop, Loss]:
     """Return a value as a loss, with the loop that computes it."""
-    chain = value.operation.signature.chain()
-    batch = None if ran_early or chain is None else chain.match(value)
-    if batch is not None:
-        return chain.models[0].loop, Loss(value, batch.operations, line, retained, batch=batch)
     if not ran_early and value.known and not value.live:
         raise CaptureError(
             f"backward() at {line}: the step of this loss has run already, and with it its backward pass."
@@ -121,8 +122,30 @@ def _loss_of(value: Value, retained: bool, line: Line, ran_early: bool = False) 
             "detached, or computed without gradients), so nothing would be trained."
         )
     first, *others = loops
+    loss = Loss(value, operations, line, retained)
     loop = first.joined(models, line)[0] if others else first
-    return loop, Loss(value, operations, line, retained)
+    _refuse_spent(loss)
+    return loop, loss
+
+
+def _refuse_spent(loss: Loss) -> None:
+    """Refuse a loss whose gradients would flow through operations of an update that has run."""
+    spent: Dict[Operation, Line] = {}
+    for each in loss.operations:
+        for leaf in each.leaves:
+            if type(leaf) is Input and leaf.spent is not None:
+                spent[each] = leaf.spent
+    if not spent:
+        return
+    for operation in gradient_path(loss.value):
+        if operation in spent:
+            raise CaptureError(
+                f"The loss at {loss.line} is computed from a value of {spent[operation]}, of which an update has run. "
+                "PyTorch would go backward through that a second time. This is an error without retain_graph=True. "
+                "With it, gradients are by the previous weights, in a graph that grows from step to step. On a device "
+                "each update is a program of its own. Compute with value.detach() if only the number is needed, or "
+                "call optimizer.step() once, after all operations of the loss."
+            )
 
 
 def _find_weights(operations: Sequence[Operation], line: Line) -> None:

@@ -11,18 +11,19 @@ from ignite_ipu.torch_names.dispatch import tracing_state
 class _Eager(threading.local):
     """A context in which captured models run as ordinary modules, in this thread; they do in `torch.jit.trace`, too."""
 
-    _depth = 0
+    depth = 0
+    """The number of `with` blocks that run."""
 
     @property
     def is_on(self) -> bool:
         """True if captured models run eagerly now."""
-        return self._depth > 0 or tracing_state() is not None
+        return self.depth > 0 or tracing_state() is not None
 
     def __enter__(self) -> None:
-        self._depth += 1
+        self.depth += 1
 
     def __exit__(self, *error: Any) -> None:
-        self._depth -= 1
+        self.depth -= 1
 
 
 EAGER = _Eager()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 import torch
 from torch import nn
@@ -53,6 +53,7 @@ _SILENT = _METADATA.union(
     for name in dir(torch.Tensor)
     if name[0] != "_" and name not in _UNCOUNTED and callable(getattr(torch.Tensor, name))
 )
+_ORDINARY = {torch.Tensor, nn.Parameter}
 _HOLDER, _ACCESS = "_ignite_ipu_accesses", "_ignite_ipu_access"
 
 
@@ -90,13 +91,13 @@ class AccessTracker:
         # By the same keys, weakly: `parameter.data`, through which writes are possible as long as it exists.
         self._handed_out: Dict[int, List[weakref.ref[torch.Tensor]]] = {}
         self._tensors = list(tensors)
-        self._classes = _classes_of(self._tensors)
+        self._classes: Set[Any] = set(map(type, self._tensors)) - _ORDINARY
         for tensor_class in self._classes:
             _watch(tensor_class, self)
 
     def watches(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Return whether tensors still have the classes that report accesses."""
-        return _classes_of(tensors) == self._classes
+        return set(map(type, tensors)) - _ORDINARY == self._classes
 
     def forget(self) -> None:
         self.replaced = False
@@ -191,10 +192,6 @@ class AccessTracker:
         for tensor, alias in self.aliases.among(self._tensors):
             self._handed_out[id(tensor)] = [weakref.ref(alias)]
             self._before[id(tensor)] = (tensor, plain(tensor).clone())
-
-
-def _classes_of(tensors: Iterable[torch.Tensor]) -> Set[Any]:
-    return set(map(type, tensors)) - {torch.Tensor, nn.Parameter}
 
 
 def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
@@ -369,53 +366,3 @@ def unwatch_tensors(tensors: Iterable[torch.Tensor], always: bool = True) -> Non
         tensor_class = type(tensor)
         if is_watched(tensor_class) and (always or not any(each.serves for each in tensor_class.__dict__[_HOLDER])):
             object.__setattr__(tensor, "__class__", tensor_class.__mro__[1])
-
-
-class HostSteps:
-    """Steps of optimizers on the host, during which parameters have no class that watches accesses.
-
-    Attributes:
-        active: True while an optimizer steps.
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._tensors = tensors
-        self.active = False
-
-    @contextlib.contextmanager
-    def stepping(self) -> Iterator[Callable[[Callable[[], Any]], Callable[[], Any]]]:
-        """Have parameters of PyTorch's own class in the `with` block, in which an optimizer steps on the host.
-
-        PyTorch updates them all at once then. Gives a function that wraps a closure, which finds them as before.
-        """
-        watched: List[Tuple[torch.Tensor, Any]] = []
-
-        def make_ordinary() -> None:
-            self.active = True
-            # A closure may change the classes.
-            kinds = {kind for kind in set(map(type, self._tensors)) if is_watched(kind)}
-            kinds = {kind for kind in kinds if issubclass(kind, nn.Parameter)}
-            watched[:] = [(tensor, type(tensor)) for tensor in self._tensors if type(tensor) in kinds]
-            for tensor, _ in watched:
-                object.__setattr__(tensor, "__class__", nn.Parameter)
-
-        def put_back() -> None:
-            self.active = False
-            for tensor, tensor_class in watched:
-                tensor.__class__ = tensor_class
-
-        def as_before(closure: Callable[[], Any]) -> Callable[[], Any]:
-            def call() -> Any:
-                put_back()
-                try:
-                    return closure()
-                finally:
-                    make_ordinary()
-
-            return call
-
-        make_ordinary()
-        try:
-            yield as_before
-        finally:
-            put_back()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 import torch
+from torch import nn
 
 from ignite_ipu.errors import LostEditError, listed
 from ignite_ipu.session.hooks import Edited, SessionHooks
-from ignite_ipu.session.weights.access import AccessTracker, HostSteps, unwatch_tensors, watch_tensors
+from ignite_ipu.session.weights.access import AccessTracker, is_watched, unwatch_tensors, watch_tensors
 from ignite_ipu.session.weights.host_copy import HostCopy
 from ignite_ipu.session.weights.program_copies import ProgramCopies
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
@@ -24,6 +25,7 @@ class EditDetector:
         hooks: The session's.
 
     Attributes:
+        tensors: The tensors of the host's copy.
         looks: How often `find` looked at every tensor.
         edits: How often the host's weights were found, or reported, to be set.
         in_graphs: Whether autograd has recorded functions of weights on the host, by which gradients may come later.
@@ -31,31 +33,32 @@ class EditDetector:
             through; None while nothing follows them.
         counts: How often each tensor was written.
         counted: The ids of the tensors of the last edit whose writes PyTorch has counted.
-        host_steps: The steps of optimizers on the host.
+        host_steps: Whether an optimizer steps on the host, with parameters that are not watched: see `HostStep`.
     """
 
     def __init__(self, host: HostCopy, programs: ProgramCopies, hooks: SessionHooks) -> None:
         self._host, self._programs, self._hooks = host, programs, hooks
+        self.tensors = host.held.tensors
         self.looks = self.edits = 0
         self.in_graphs = False
         self.counted: FrozenSet[int] = frozenset()
         self.accesses: Optional[AccessTracker] = None
         self._silent: List[int] = []  # without training: positions of tensors whose writes go undetected
         self._lost: List[str] = []
-        self.counts = WriteCounts(host.held.tensors)
-        self.host_steps = HostSteps(host.held.tensors)
+        self.counts = WriteCounts(self.tensors)
+        self.host_steps = False
 
     def watch_training(self) -> None:
         """Detect accesses to the tensors of a model that PopTorch has wrapped for training."""
         self.end()
-        self.accesses = AccessTracker(self._host.held.tensors, self._note_first_access, self._hooks)
+        self.accesses = AccessTracker(self.tensors, self._note_first_access, self._hooks)
 
     def watch_parameters(self) -> bool:
         """Detect accesses to parameters outside of training; return whether writes may have been missed so far.
 
         With recorded calls, also accesses to buffers, which these write later.
         """
-        tensors = self._host.held.tensors
+        tensors = self.tensors
         watch_tensors(tensors, buffers=self._hooks.follower.records)
         if self.accesses is not None and self.accesses.watches(tensors):
             return False
@@ -71,7 +74,7 @@ class EditDetector:
         """
         if self._programs.training is None:
             self.end()
-            unwatch_tensors(self._host.held.tensors, always)
+            unwatch_tensors(self.tensors, always)
 
     def end(self) -> None:
         """Follow accesses no longer."""
@@ -94,16 +97,12 @@ class EditDetector:
             LostEditError: A write went into memory that the newest weights have replaced.
         """
         self.looks += 1
-        edited = self.differs()
-        found = self._edited() if edited else ()
-        programs = self._programs
-        if self.accesses is not None:
-            self.accesses.forget()
-        if (
-            programs.training is None
-            and not self.host_steps.active
-            and (programs.inference or self._hooks.follower.records)
-        ):
+        written, accesses, programs = self.counts.written(), self.accesses, self._programs
+        edited = bool(written) or (accesses is not None and accesses.uncounted_write())
+        found = self._edited(written) if edited else ()
+        if accesses is not None:
+            accesses.forget()
+        if programs.training is None and not self.host_steps and (programs.inference or self._hooks.follower.records):
             edited |= self.watch_parameters()
         if self._lost:
             names, self._lost = self._lost, []
@@ -117,13 +116,9 @@ class EditDetector:
 
     def is_silently_edited(self) -> bool:
         """Return whether an undetectable write may have occurred: to a buffer, without a training program."""
-        if self.accesses is None or not self.accesses.watches(self._host.held.tensors):
+        if self.accesses is None or not self.accesses.watches(self.tensors):
             return True
         return bool(self._silent) and self.counts.differ(self._silent)
-
-    def differs(self) -> bool:
-        """Return whether a tensor was written since the last time."""
-        return self.counts.differ() or (self.accesses is not None and self.accesses.uncounted_write())
 
     def has_unsent(self) -> bool:
         """Return whether the host has weights that the training program lacks, without recording edits.
@@ -131,8 +126,9 @@ class EditDetector:
         For use during an access to a weight, whose write is still to come.
         """
         accesses = self.accesses
-        written = accesses is not None and accesses.any and not self._lost and self.differs()
-        return self._programs.training_is_stale or written
+        if accesses is None or not accesses.any or self._lost:
+            return self._programs.training_is_stale
+        return self._programs.training_is_stale or self.counts.differ() or accesses.uncounted_write()
 
     def untouched_since(self, looks: int) -> bool:
         """Return whether no code had a tensor, to write into it or to set its gradient, since `looks` was a number.
@@ -150,9 +146,8 @@ class EditDetector:
             assert self.accesses is not None
             self.accesses.keep(tensor)
 
-    def _edited(self) -> Edited:
-        written, accesses = self.counts.written(), self.accesses
-        tensors = self._host.held.tensors
+    def _edited(self, written: Mapping[int, bool]) -> Edited:
+        tensors, accesses = self.tensors, self.accesses
         self.counted = frozenset([id(tensors[position]) for position, is_counted in written.items() if is_counted])
         found = {id(tensor): tensor for tensor in [tensors[position] for position in written]}
         if accesses is None:
@@ -201,5 +196,52 @@ class WriteCounts:
 
     def written(self) -> Dict[int, bool]:
         """Return the positions of tensors that were written since, with whether not only their address has changed."""
-        pairs = enumerate(zip(self._seen, self.now(self._tensors)))
+        found = self.now(self._tensors)
+        if found == self._seen:
+            return {}
+        pairs = enumerate(zip(self._seen, found))
         return {position: before[0] != now[0] for position, (before, now) in pairs if before != now}
+
+
+class HostStep:
+    """Context of an optimizer's step on the host, in which parameters have PyTorch's own class.
+
+    PyTorch updates them all at once then. Nothing follows their writes, so the detector looks at every tensor next.
+
+    Args:
+        detector: The detector of the parameters.
+        writes: Whether weights may be written.
+    """
+
+    def __init__(self, detector: EditDetector, writes: bool = True) -> None:
+        self._detector, self._writes = detector, writes
+        self._watched: List[Tuple[torch.Tensor, Any]] = []
+
+    def __enter__(self) -> HostStep:
+        self._detector.host_steps = True
+        # A closure may change the classes.
+        tensors = self._detector.tensors
+        kinds = {kind for kind in set(map(type, tensors)) if is_watched(kind) and issubclass(kind, nn.Parameter)}
+        self._watched = [(tensor, type(tensor)) for tensor in tensors if type(tensor) in kinds]
+        for tensor, _ in self._watched:
+            object.__setattr__(tensor, "__class__", nn.Parameter)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._detector.host_steps = False
+        for tensor, tensor_class in self._watched:
+            tensor.__class__ = tensor_class
+        if self._writes and self._detector.accesses is not None:
+            self._detector.accesses.any = True
+
+    def as_before(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a closure of the step, in which parameters are watched."""
+
+        def call() -> Any:
+            self.__exit__()
+            try:
+                return closure()
+            finally:
+                self.__enter__()
+
+        return call

@@ -115,12 +115,6 @@ class Weights:
         self._hooks.follower.after_edits(found)
         return True
 
-    def look(self) -> bool:
-        """Do as `notice_edits` after a step on the host, which nothing has watched."""
-        if self.detector.accesses is not None:
-            self.detector.accesses.any = True
-        return self.notice_edits()
-
     @contextlib.contextmanager
     def put_back_unnoticed(self) -> Iterator[None]:
         """Ignore writes in the `with` block, which have to be undone at its end: they are no edits."""
