@@ -244,8 +244,9 @@ class Named:
             self._own[kind] = [base for base in kind.__mro__ if _is_users(base) and not _is_derived_here(base)]
             self._users[kind] = _is_users(kind)
         bases = self._own[kind]
-        names = new & own.keys()
         entries, in_class = new | (_ENTRIES | _MAKING if is_class else _ENTRIES) if is_first else new, set()
+        # An object may have an entry of its own in front of that of its class, such as a replaced `forward`.
+        names = (new if is_class else entries) & own.keys()
         for base in bases:
             members = vars(base)
             for name in sorted(entries & members.keys()):
