@@ -70,6 +70,7 @@ class OptimizerLink:
         shows = not conversion.passed_through
         if shows and shown.state:
             self._send_state()
+            shown.expect_edits()
         self._let_go = link_optimizer(source, self, shows)
 
     def changes(self) -> Tuple[Change, ...]:

@@ -59,8 +59,9 @@ class ShownState:
         self.handed_out, self.is_old, self.seen = True, False, _REPLACED
 
     def note_loaded(self) -> None:
-        """Note that a state dictionary was loaded, of which the tensors may be the caller's."""
-        self.handed_out, self.seen = True, None
+        """Note that a state dictionary was loaded: its tensors may be the caller's, or another optimizer's."""
+        self.handed_out = True
+        self.expect_edits()
 
     def take_edits(self) -> bool:
         """Return whether the state was written into since it was shown, and be unshown from now on."""

@@ -87,6 +87,27 @@ def test_held_state_is_live(kind: str, name: str, caplog: pytest.LogCaptureFixtu
     assert caplog.text.count("The loop keeps a state_dict() of") == (name != "copy")
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("captured_later", [False, True])
+def test_two_optimizers_with_the_same_moments(first: int, captured_later: bool) -> None:
+    """`load_state_dict` takes the other's tensors from PyTorch 2.1 on: the updates of both change them."""
+
+    def seen(captures: bool) -> List[float]:
+        pairs = [prepared(OPTIMIZERS["Adam"], captures and not (captured_later and number)) for number in range(2)]
+        update(*pairs[0])
+        pairs[1 - first][1].load_state_dict(pairs[first][1].state_dict())
+        if captures and captured_later:
+            ipu_prepare(pairs[1][1], pairs[1][0])
+        found: List[float] = []
+        for _ in range(3):
+            for model, optimizer in pairs:
+                update(model, optimizer)
+                found += numbers(model.state_dict())
+        return found
+
+    assert seen(True) == pytest.approx(seen(False), rel=1e-4, abs=1e-6)
+
+
 def test_tensors_of_the_state_stay_the_same_objects() -> None:
     """As in eager PyTorch, which updates them in place."""
     model, optimizer = prepared(OPTIMIZERS["Adam"])
