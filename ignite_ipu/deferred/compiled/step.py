@@ -220,9 +220,16 @@ class _Computation:
 
 
 class _HostResults:
-    """Sizes and strides of the tensors that a call on the host has returned last."""
+    """The tensors that a call on the host has returned last, in size, strides and type; a device narrows 64 bits."""
 
-    shapes: Sequence[Tuple[Tuple[int, ...], Tuple[int, ...]]] = ()
+    shapes: Sequence[Tuple[Tuple[int, ...], Tuple[int, ...], torch.dtype]] = ()
+
+    def like(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Return the device's results in the types and the order in memory of the host's."""
+        if len(self.shapes) != len(tensors):
+            return tensors
+        pairs = zip(tensors, self.shapes)
+        return [with_strides(tensor.to(dtype), size, strides) for tensor, (size, strides, dtype) in pairs]
 
 
 class CalledStep(ReadyStep):
@@ -254,9 +261,7 @@ class CalledStep(ReadyStep):
 
     def take(self, tensors: Sequence[torch.Tensor], show: Callable[[Any], Any]) -> Any:
         """Return the output with the returned tensors, each by `show`, and store the tensors that a call stores."""
-        if len(self._on_host.shapes) == len(tensors):
-            tensors = [with_strides(tensor, *shape) for tensor, shape in zip(tensors, self._on_host.shapes)]
-        output = show(unflatten(self._output[0], tensors))
+        output = show(unflatten(self._output[0], self._on_host.like(tensors)))
         if self._left:
             output, left = output
             put(self._left, left)
@@ -275,7 +280,7 @@ class CalledStep(ReadyStep):
         tensors: List[Any] = []
         self._output[:] = [flatten(output, tensors)]
         if not backend.poptorch().isRunningOnIpu():
-            self._on_host.shapes = [(tuple(tensor.shape), tensor.stride()) for tensor in tensors]
+            self._on_host.shapes = [(tuple(tensor.shape), tensor.stride(), tensor.dtype) for tensor in tensors]
         if not tensors:
             raise CaptureError(
                 f"The model returned a {type(output).__qualname__} without tensors; nothing can come back."

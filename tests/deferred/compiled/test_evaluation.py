@@ -251,3 +251,21 @@ def test_buffers_that_evaluation_writes_are_there_for_every_reader_and_every_lat
         return [*seen, *model.state_dict().values()]
 
     torch.testing.assert_close(run(captured=True), run(captured=False), rtol=1e-4, atol=1e-5)
+
+
+class Classifier(nn.Linear):
+    def forward(self, x: torch.Tensor) -> Any:
+        scores = super().forward(x)
+        return scores, scores.argmax(1), scores.double(), scores > 0, x[:, 0].int()
+
+
+def test_results_have_the_types_of_pytorch() -> None:
+    """A device has no numbers of 64 bits: functions such as `one_hot` take no other labels."""
+    model = Classifier(6, 2)
+    twin = copy.deepcopy(model)
+    capture_model(model)
+    with torch.no_grad():
+        for rows in (16, 5):
+            results, expected = model.eval()(X[:rows]), twin(X[:rows])
+            torch.testing.assert_close(list(results), list(expected))
+            assert F.one_hot(results[1]).shape == F.one_hot(expected[1]).shape
