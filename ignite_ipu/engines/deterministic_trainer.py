@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, Iterator, Mapping, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
 from ignite.engine.deterministic import DeterministicEngine
@@ -22,14 +22,14 @@ class DeterministicIPUTrainer(IPUTrainer, DeterministicEngine):
 
     _seed: Optional[int] = None
 
-    def state_dict(self) -> OrderedDict[str, Any]:
+    def _states(self, device_random_state: Optional[List[int]]) -> Tuple[OrderedDict[str, Any], Dict[str, Any]]:
         """Return Ignite's state dictionary, numpy's numbers in it as a list, and the seed that the run began with."""
-        state: OrderedDict[str, Any] = super().state_dict()
-        state["ipu"]["seed"] = getattr(self.state, "seed", None)
+        state, own = super()._states(device_random_state)
+        own["seed"] = getattr(self.state, "seed", None)
         python, pytorch, numpy = state["rng_states"]
         plain = tuple(each.tolist() if isinstance(each, np.ndarray) else each for each in numpy)
         state["rng_states"] = [python, pytorch, plain]
-        return state
+        return state, own
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a result of `state_dict`, or the state of an ordinary Ignite engine."""

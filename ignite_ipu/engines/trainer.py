@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from ignite.engine import Events, State
 from torch.utils.data import DataLoader, IterableDataset
 
 from ignite_ipu.checkpoints.comparable import comparable, restored
+from ignite_ipu.checkpoints.writing import copied
 from ignite_ipu.engines.counting import Counts
 from ignite_ipu.engines.engine import IPUEngine
 from ignite_ipu.engines.loaders import Loaders
@@ -79,21 +80,33 @@ class IPUTrainer(IPUEngine):
 
     def state_dict(self) -> OrderedDict[str, Any]:
         """Return Ignite's state dictionary, with this engine's own state as `ipu`; both can be compared by `==`."""
+        return _encoded(*self._states(self.ipu.random_state()))
+
+    def state_image(self, device_random_state: Optional[List[int]]) -> Callable[[], OrderedDict[str, Any]]:
+        """Return a function that returns the state dictionary of this moment, which is encoded only then.
+
+        Args:
+            device_random_state: That of the training program, which callers have read.
+        """
+        state, own = self._states(device_random_state)
+        kept = copied(state)
+        return lambda: _encoded(kept, own)
+
+    def _states(self, device_random_state: Optional[List[int]]) -> Tuple[OrderedDict[str, Any], Dict[str, Any]]:
+        """Return Ignite's state dictionary, and this engine's own state in values that are never written again."""
         state: OrderedDict[str, Any] = super().state_dict()
         host = self._pins.read(self, self.pins_random_states)
-        device = self.ipu.random_state()
         completed = not is_between_epochs(self) or self.state.iteration in (0, self._ended_epoch)
         own = {
             "host_random_state": host,
             "data": self._position.state_dict(),
-            "device_random_state": device,
+            "device_random_state": device_random_state,
             "counts": self.counts.state_dict(self),
             "added_up": self._accumulations.state_dict(self.state.metrics),
             "epoch_completed": completed,
             "shown": {} if completed else plain_values({"output": self.state.output}),
         }
-        state["ipu"] = comparable(own)
-        return state
+        return state, own
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a result of `state_dict`, or the state of an ordinary Ignite engine.
@@ -253,6 +266,10 @@ class IPUTrainer(IPUEngine):
 
     def _restore_pinned(self) -> None:
         self._pins.restore(self)
+
+
+def _encoded(state: Mapping[str, Any], own: Mapping[str, Any]) -> OrderedDict[str, Any]:
+    return OrderedDict(state, ipu=comparable(own))
 
 
 def _coming_call(session: IPUSession, batches: Optional[Sequence[Any]]) -> Optional[BatchGeometry]:

@@ -25,6 +25,7 @@ __all__ = [
     "SAMPLE_CHECK",
     "SET_UP_OF_BACKWARD_HOOKS",
     "STATE_DICT_HOOKS",
+    "STATE_SAVING",
     "TITLE",
     "VALIDATION_FLAG",
     "WRAPPER_CONTEXT",
@@ -85,6 +86,11 @@ BACKWARD_HOOKS = (
 )
 """Attributes of a module: the hooks on its gradients."""
 STATE_DICT_HOOKS = _of_module("_state_dict_hooks", "state_dict() of a model on a device does not bring its weights.")
+STATE_SAVING = (
+    *("state_dict", "get_extra_state"),
+    _of_module("_save_to_state_dict", "Recovery reads the state dictionary of a model for each snapshot."),
+)
+"""Methods of a module that decide on the entries of its state dictionary."""
 _MORE_OF_MODULES = (
     _of_module("_is_full_backward_hook", "A change of this attribute compiles a model again."),
     attribute(

@@ -25,7 +25,8 @@ from ignite_ipu.handlers.recovery.decisions import (
     decide,
     resume_command,
 )
-from ignite_ipu.handlers.recovery.replay import Replay, RunImages, Snapshot
+from ignite_ipu.handlers.recovery.images import RunImages
+from ignite_ipu.handlers.recovery.replay import Replay, Snapshot
 from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.random_streams import read_stream, started_stream
@@ -164,7 +165,7 @@ class _GuardedTraining:
         self._trainer, self._session, self._trained = trainer, session, trained
         self._recovery, self._status = recovery, recovery.status
         self._replay = Replay(trained, session.weights)
-        self._images = RunImages(session.model, session.weights, trained.link, {"trainer": trainer, **others})
+        self._images = RunImages(trainer, session.model, session.weights.held, trained.link, others)
         self._lets_pass = False
         self._streams: weakref.WeakKeyDictionary[ModelProgram, _Stream] = weakref.WeakKeyDictionary()
         session.hooks.guard_by(self)
@@ -212,7 +213,7 @@ class _GuardedTraining:
             or (replay.calls and settings.seconds is not None and age >= settings.seconds)
         )
         if due or (interrupted is not None and replay.calls):
-            self._images.take(self._trainer.state.iteration, self._take_snapshot())
+            self._images.take(self._take_snapshot())
         if interrupted is not None:
             interrupted()
 

@@ -1,20 +1,14 @@
-"""Device calls that can be made again, from a copy of all that they change, and a run's whole state to go on from."""
+"""Device calls that can be made again, from a copy of all that they change."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import threading
 import time
-from collections import OrderedDict
-from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
-from torch import nn
 
-from ignite_ipu.checkpoints.writing import copied, write_checkpoint
-from ignite_ipu.optimizers.host_link import HostLink, Link
+from ignite_ipu.optimizers.host_link import HostLink
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.program_kinds import GradientKind
@@ -152,57 +146,3 @@ class Replay:
         self._set_by_host = None
         self._calls.clear()
         self.held_bytes = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class RunImage:
-    """A run's whole state between two iterations: of other objects by their name in the file, and of the model.
-
-    `extra` is the model's state dictionary, with None for values in the snapshot.
-    """
-
-    iteration: int
-    snapshot: Snapshot
-    states: Dict[str, Any]
-    extra: Dict[str, Any]
-
-
-class RunImages:
-    """Keeps the newest image of a run, of its model, optimizer and further objects by their name in the file."""
-
-    def __init__(self, model: nn.Module, weights: Weights, link: Link, objects: Mapping[str, Any]) -> None:
-        self._model, self._weights, self._link = model, weights, link
-        self._objects = objects
-        self._positions: Dict[str, int] = {}
-        self._writing = threading.Lock()
-        self.newest: Optional[RunImage] = None
-
-    def take(self, iteration: int, snapshot: Snapshot) -> None:
-        """Make the current state the newest image."""
-        self._positions = self._positions or self._weights.held.positions(self._model)
-        # With `keep_vars` nothing reads the weights: the snapshot has them, and a read has to be checked for a write.
-        with torch.no_grad():
-            state = self._model.state_dict(keep_vars=True)
-            extra = {name: None if name in self._positions else _detached(state[name]) for name in state}
-        states = {name: copied(value.state_dict()) for name, value in self._objects.items()}
-        self.newest = RunImage(iteration, snapshot, states, extra)
-
-    def write(self, folder: Path) -> Optional[Path]:
-        """Write the newest image as `recovery_<iteration>.pt`; returns the file, None when there is no image.
-
-        Any thread may call it. `CheckpointError` if it cannot be written.
-        """
-        with self._writing:
-            image = self.newest
-            if image is None:
-                return None
-            values, places = image.snapshot.weights, self._positions
-            of_model = ((name, values[places[name]] if name in places else each) for name, each in image.extra.items())
-            path, optimizer = folder / f"recovery_{image.iteration}.pt", self._link.state_dict(image.snapshot.optimizer)
-            write_checkpoint(path, {**image.states, "model": OrderedDict(of_model), "optimizer": optimizer})
-            return path
-
-
-def _detached(value: Any) -> Any:
-    """Return a copy of an entry of a model's state dictionary."""
-    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)

@@ -77,10 +77,10 @@ class HeldTensors:
         return [name for step, named in self._beside.items() for name in _differing(named, _beside_the_model(step))]
 
     def positions(self, model: nn.Module) -> Dict[str, int]:
-        """Return the position of the tensor of each key of the model's state dictionary."""
+        """Return the positions of the tensors that the model still has, by their keys in its state dictionary."""
         place = {id(tensor): number for number, tensor in enumerate(self.tensors)}
         named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-        return {name: place[id(tensor)] for name, tensor in named}
+        return {name: place[id(tensor)] for name, tensor in named if id(tensor) in place}
 
     def put_back(self) -> ContextManager[None]:
         """Return a context in which the model has its first tensors, where others have replaced them.
