@@ -51,9 +51,13 @@ REPLACED = Restriction(
     "it long enough before the model is prepared, as by a call with the longest input.",
 )
 WHOLE = Restriction(
-    "{where} writes into a buffer of integers or booleans, which PopTorch compiles in: it would keep its value",
-    "Make it a torch.float32 buffer; or count in the loop, and pass the number to the model as a tensor. (A BatchNorm "
-    "counts for momentum=None: give it a momentum.)",
+    "{where} writes into a buffer of integers or booleans of a model over several IPUs. A program carries it from call "
+    "to call on one IPU alone",
+    "Make it a torch.float32 buffer; or count in the loop, and pass the number to the model as a tensor.",
+)
+COUNTED = Restriction(
+    "{where} averages statistics over all batches so far, whose number no compiled program reads",
+    "Give it a momentum, a number, such as PyTorch's 0.1.",
 )
 OPERATOR = Restriction(
     "{where} uses an operator that PopTorch does not compile",

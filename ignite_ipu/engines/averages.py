@@ -66,7 +66,7 @@ class AveragesStep(BatchStep):
                         "F.cross_entropy(y_pred, y, reduction='none')."
                     )
                 sums.append((values.float() * counted).sum())
-        return self.with_writes(torch.stack(sums).unsqueeze(0))
+            return self.with_writes(torch.stack(sums).unsqueeze(0))
 
 
 class _Mean(Metric):

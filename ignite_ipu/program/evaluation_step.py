@@ -47,6 +47,6 @@ class EvaluationStep(BatchStep):
         (x,) = self.layout.batch(leaves)
         with self.guarded():
             y_pred = self.call_model(x)
-        self.computed.mark()
-        check_output(y_pred)
-        return self.with_writes(y_pred)
+            self.computed.mark()
+            check_output(y_pred)
+            return self.with_writes(y_pred)

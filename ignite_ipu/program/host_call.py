@@ -24,7 +24,7 @@ class HostCall:
 
     Attributes:
         counted: Counters of batches, and by how much a micro-batch advances each: as the last call did.
-        written: Names of the floating-point buffers that it wrote, without the statistics of normalisations.
+        written: Names of the buffers that it wrote, without the statistics and the counters of normalisations.
         shapes: Sizes and strides of the tensors that it returned.
     """
 
@@ -37,14 +37,14 @@ class HostCall:
 
     def __call__(self, recorder: OperatorRecorder) -> Any:
         """Return the step's result, whose operators the recorder gets."""
-        model = self._step.model
-        with self._step.on_host() as (variable, counters, buffers):
+        step = self._step
+        with step.on_host() as (variable, counters, buffers):
             inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in self._kept]
             recorder.mark([*tensors_in(inputs), *variable])
             # Later calls are compared with the first one, operator by operator.
-            recorder.writes = None if self._checked else WeightWriteGuard(model, dict(model.named_buffers()))
+            recorder.writes = None if self._checked else WeightWriteGuard(step.model)
             with recorder:
-                result = self._step.forward(*inputs)
+                result = step.forward(*inputs)
             self._checked = True
             self.shapes = [(tuple(each.shape), each.stride()) for each in tensors_in(result)]
             self.counted = [(counter, int(now) - int(plain(counter))) for counter, now in counters]

@@ -11,6 +11,7 @@ from typing import (
     Iterator,
     List,
     Mapping,
+    Optional,
     Protocol,
     Sequence,
     Tuple,
@@ -29,6 +30,7 @@ from ignite_ipu.program.forward.equivalents import Equivalents
 from ignite_ipu.program.forward.gradients import GradientHookGuard, own_backwards_refused
 from ignite_ipu.program.forward.half_precision import HalfProducts
 from ignite_ipu.program.forward.host_tensors import HostTensorsMovedIn
+from ignite_ipu.program.forward.integer_buffers import IntegerBuffers, integer_buffers
 from ignite_ipu.program.forward.model_libraries import (
     declared_as_tracing,
     without_checkpointing,
@@ -47,7 +49,7 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version
 
 # Buffers of PyTorch's from which nothing is computed.
 _COUNTERS = ("num_batches_tracked", "n_averaged")
-# Tensors that are no constants; counters of batches, each after the user's own; floating-point buffers by name.
+# Tensors that are no constants; counters of batches, each after the user's own; buffers that a device keeps, by name.
 _OnHost = Tuple[List[torch.Tensor], List[Tuple[torch.Tensor, torch.Tensor]], List[Tuple[str, torch.Tensor]]]
 
 
@@ -84,6 +86,7 @@ class BatchStep(nn.Module):
         layout: The layout of the batches that the step is compiled for.
         maximizes: Whether the negated loss is minimised.
         shown: Buffers whose values code may read while it is traced.
+        integers: The buffers of integers and booleans that forward writes.
     """
 
     is_tried = False
@@ -115,6 +118,7 @@ class BatchStep(nn.Module):
         # Empty until they are known; a list, because PopTorch traces a shallow copy of this module.
         self._writes: List[List[str]] = []
         self.shown = ShownBuffers()
+        self.integers = IntegerBuffers()
 
     def train(self, mode: bool = True) -> BatchStep:
         """Set the mode of the model's modules; modules beside it, such as a loss, keep their own."""
@@ -172,6 +176,7 @@ class BatchStep(nn.Module):
             with contextlib.ExitStack() as stack:
                 stack.enter_context(EAGER)
                 _refuse_counting(self.model)
+                stack.enter_context(self.integers.on_device(self))
                 if training:
                     stack.enter_context(own_backwards_refused())
                     stack.enter_context(GradientHookGuard())
@@ -207,14 +212,48 @@ class BatchStep(nn.Module):
     def find_writes(self, leaves: Sequence[Any], micro_batches: int) -> Sequence[str]:
         """Return `writes`, found by a call on the host before the first compilation, for a batch's leaves.
 
-        Where the host cannot call the model, all its buffers count that forward may write into.
+        Where the host cannot call the model, all its floating-point buffers count that forward may write into.
         """
         if not self._writes:
-            found = _writable_buffers(self.model) if self.returns_writes else []
-            if found:
-                found = _written_on_host(self, found, first_micro_batch(leaves, micro_batches))
-            self._writes.append(found)
+            floats = _writable_buffers(self.model) if self.returns_writes else []
+            integers = integer_buffers(self.model) if self.returns_writes else []
+            written = self._written_on_host(self.model, [*floats, *integers], leaves, micro_batches)
+            self._writes.append(floats if written is None else written)
         return self.writes
+
+    def written_integers(self, leaves: Sequence[Any], micro_batches: int) -> List[str]:
+        """Return the names of the buffers of integers that forward writes, by a call on the host for a batch's leaves.
+
+        A buffer that it writes is a constant of the program, with PopTorch's warning, if the host cannot call it.
+        """
+        names = integer_buffers(self)
+        if self.returns_writes:
+            written = {f"model.{name}" for name in self.find_writes(leaves, micro_batches)}
+            return [name for name in names if name in written]
+        return self._written_on_host(self, names, leaves, micro_batches) or []
+
+    def _written_on_host(
+        self, module: nn.Module, names: Sequence[str], leaves: Sequence[Any], micro_batches: int
+    ) -> Optional[List[str]]:
+        """Return those of some buffers of a module that a call on the host writes; None if it fails."""
+        if not names:
+            return []
+        inputs = first_micro_batch(leaves, micro_batches)
+        try:
+            with draws_put_back(), self.on_host():
+                named = named_tensors(module, BUFFERS)
+                before = {name: (named[name], named[name].clone(), version_of(named[name])) for name in names}
+                with WeightWriteGuard(self.model):
+                    self.forward(*inputs)
+        except Exception as error:
+            logger.info("%s cannot be called on the host: %s", type(self.model).__qualname__, error)
+            return None
+        running = statistics_in_training(self.model) if module is self.model else ()
+        return [
+            name
+            for name, (now, then, version) in before.items()
+            if name in running or version_of(now) != version or not torch.equal(now, then)
+        ]
 
     def with_writes(self, output: Any) -> Any:
         """Return an output, and the buffers that forward has written, each with one row per micro-batch."""
@@ -246,11 +285,12 @@ class BatchStep(nn.Module):
                             continue
                         # Buffers may be written into. The newest values of weights are not needed.
                         now = found[id(tensor)] = plain(tensor).clone() if kind == BUFFERS else plain(tensor)
-                        if now.is_floating_point() or name in _COUNTERS:
+                        is_kept = now.is_floating_point() or tensor in self.integers
+                        if is_kept or name in _COUNTERS:
                             variable.append(now)
-                        if now.is_floating_point() and kind == BUFFERS:
+                        if is_kept and kind == BUFFERS:
                             buffers.append((f"{path}.{name}", now))
-                        if name == _COUNTERS[0]:
+                        elif name == _COUNTERS[0]:
                             counters.append((tensor, now))
                     tensors.update({name: found[id(tensor)] for name, tensor in tensors.items() if tensor is not None})
         try:
@@ -282,25 +322,6 @@ class BatchStep(nn.Module):
                 stages.check_ran()
             output = self.model_transform(output)
         return map_tensors(output, lambda tensor: tensor)
-
-
-def _written_on_host(step: BatchStep, names: Sequence[str], leaves: Sequence[Any]) -> List[str]:
-    """Return those of some buffers that a call on the host writes; all of them if it fails."""
-    try:
-        with draws_put_back(), step.on_host():
-            before = {name: (each, each.clone()) for name, each in step.model.named_buffers() if name in names}
-            versions = {name: version_of(each) for name, (each, _) in before.items()}
-            with WeightWriteGuard(step.model, {}):
-                step.forward(*leaves)
-    except Exception as error:
-        logger.info("%s cannot be called on the host: %s", type(step.model).__qualname__, error)
-        return list(names)
-    running = statistics_in_training(step.model)
-    return [
-        name
-        for name, (now, then) in before.items()
-        if name in running or version_of(now) != versions[name] or not torch.equal(now, then)
-    ]
 
 
 def statistics_in_training(model: nn.Module) -> List[str]:

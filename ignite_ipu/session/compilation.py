@@ -7,7 +7,7 @@ from typing import Any, Sequence, Tuple
 from torch import nn
 
 from ignite_ipu.capabilities.traced import NO_FUNCTION, VALUE
-from ignite_ipu.errors import OptionsError, SessionError, listed, logger
+from ignite_ipu.errors import SessionError, listed, logger
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.retrace import Retrace
@@ -15,6 +15,7 @@ from ignite_ipu.program.host_call import HostCall
 from ignite_ipu.program.traced_places import refusal_at
 from ignite_ipu.session.compiled_program import HostTrace
 from ignite_ipu.session.program_source import ProgramSource
+from ignite_ipu.session.side_effects import refuse_own_buffers
 from ignite_ipu.session.weights.batch_counters import counted_by_norms
 from ignite_ipu.torch_names.modules import NormWithStatistics
 
@@ -66,12 +67,7 @@ def check_compiled(source: ProgramSource, trace: HostTrace, own_statistics: bool
 
 
 def _check_own_statistics(replicas: int, written: Sequence[str]) -> None:
-    if written:
-        raise OptionsError(
-            f"The model writes {listed(written)}, and its {replicas} replicas (replicationFactor) would each have "
-            "their own values, of which those of the first one come back. If that is acceptable, pass options with "
-            "broadcastBuffers(False); it is set by itself for the statistics of normalisations alone."
-        )
+    refuse_own_buffers(written, replicas)
     logger.info(
         "Each of the %d replicas has normalisation statistics of its own (broadcastBuffers(False)); those of the "
         "first come back, as from DistributedDataParallel.",

@@ -10,15 +10,16 @@ from torch import nn
 
 from ignite_ipu.errors import SessionError
 from ignite_ipu.poptorch_types import Executor
+from ignite_ipu.program.forward.integer_buffers import counts_on_host
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.retrace import Retrace
 from ignite_ipu.program.module_state import modes_kept, modes_of
+from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import is_users_file
 from ignite_ipu.session.executables import ExportedProgram, PathLike, export
-from ignite_ipu.session.host_counters import counts_on_host
 from ignite_ipu.session.program_source import ProgramSource
 from ignite_ipu.session.weights.batch_counters import Counted
 from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS
@@ -154,7 +155,7 @@ class CompiledProgram:
 
 
 def _compiled_in(
-    step: nn.Module, words: Collection[str], read: Collection[str]
+    step: BatchStep, words: Collection[str], read: Collection[str]
 ) -> Iterator[Tuple[str, torch.Tensor, torch.Tensor]]:
     """Yield the buffers that are constants of a program, with their values.
 
@@ -165,7 +166,7 @@ def _compiled_in(
         for kind in (BUFFERS, PARAMETERS):
             for name, tensor in module.__dict__[kind].items():
                 place = f"{path}.{name}" if path else name
-                if tensor is None:
+                if tensor is None or tensor in step.integers:
                     continue
                 whole = not plain(tensor).is_floating_point()
                 if (whole and _is_used(module, name, words)) or place in read:

@@ -1,4 +1,4 @@
-"""Counters of batches, which the host advances: `num_batches_tracked`, and `n_averaged` of averaged models."""
+"""PopTorch's warnings about integers that the host advances or floating-point numbers carry: none is lost."""
 
 from __future__ import annotations
 
@@ -6,33 +6,25 @@ import contextlib
 import logging
 from typing import Collection, Iterator
 
-from torch import nn
-from torch.optim.swa_utils import AveragedModel
-
 from ignite_ipu.errors import logger
-from ignite_ipu.torch_names.modules import NormWithStatistics, buffers_of
+from ignite_ipu.program.forward.integer_buffers import counts_on_host
+from ignite_ipu.program.step import BatchStep
+from ignite_ipu.torch_names.modules import buffers_of
 
 _POPTORCH = ("poptorch::python", "poptorch::cpp")
 _COMPILED_IN = "downgraded to constant"
 
 
-def counts_on_host(module: nn.Module, name: str) -> bool:
-    """Return whether a buffer is a counter from which a program computes nothing."""
-    if isinstance(module, NormWithStatistics) and name == "num_batches_tracked":
-        return module.momentum is not None
-    return isinstance(module, AveragedModel) and name == "n_averaged"
-
-
 @contextlib.contextmanager
-def counter_warnings_aside(model: nn.Module, first: bool) -> Iterator[None]:
+def counter_warnings_aside(step: BatchStep, first: bool) -> Iterator[None]:
     """Hold back PopTorch's warnings, one for each counter, that a program has integers as constants.
 
-    They would alarm: the host advances these counters. The `first` compilation is logged. Later ones warn of no
-    integers, since the first has done so.
+    They would alarm: the host advances these counters, or the step carries them. The `first` compilation is logged.
+    Later ones warn of no integers, since the first has done so.
     """
-    modules = model.named_modules()
+    modules = step.named_modules()
     names = [f"{path}.{name}" for path, each in modules for name in buffers_of(each) if counts_on_host(each, name)]
-    aside = _Aside(names, repeated=not first)
+    aside = _Aside([*names, *step.integers.names], repeated=not first)
     loggers = [logging.getLogger(name) for name in _POPTORCH]
     for each in loggers:
         each.addFilter(aside)
@@ -41,7 +33,7 @@ def counter_warnings_aside(model: nn.Module, first: bool) -> Iterator[None]:
     finally:
         for each in loggers:
             each.removeFilter(aside)
-    if aside.held and first:
+    if aside.held and names and first:
         kinds = ", ".join(sorted({name.rpartition(".")[2] for name in names}))
         logger.info("%s: counted on the host, in %d layers; a program has integers as constants.", kinds, len(names))
 

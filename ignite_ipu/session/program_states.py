@@ -17,6 +17,7 @@ from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.micro_batches import sample_count
 from ignite_ipu.program.options import misspelt_settings_named
 from ignite_ipu.program.tensors.raw import classes_of, put_classes
+from ignite_ipu.session.carrying import CarryingExecutor
 from ignite_ipu.session.compilation import check_compiled, traced_on_host
 from ignite_ipu.session.compiled_program import CompiledProgram
 from ignite_ipu.session.executables import ExportedProgram, PathLike
@@ -83,11 +84,14 @@ class Asked(_NotCompiled):
             source.weights.detector.unwatch()
         # Of layers on several IPUs attributes are not kept.
         computes = source.placing is None and source.effects.find_attributes(leaves)
+        source.effects.carry_integers(leaves, several_ipus=source.placing is not None)
         # PopTorch lets replicas write buffers of their own, or none.
         may_write = source.kind.training and source.resolved.own_buffers
         own_statistics = may_write and (computes or source.step.tracks_statistics())
         options = source.wrapped_options(leaves, own_statistics)
         executor = source.kind.wrap(source.step, options)
+        if source.step.integers:
+            executor = CarryingExecutor(executor, source.step.integers)
         source.weights.add(executor, source.kind.updates)
         return Wrapped(executor, own_statistics, source, self.geometry, self.executable)
 

@@ -7,6 +7,7 @@ from typing import Any, Callable, List, Sequence, Tuple
 
 import torch
 
+from ignite_ipu.capabilities.traced import WHOLE
 from ignite_ipu.errors import OptionsError, SessionError, listed, logger
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.forward.assigned_buffers import Assignments
@@ -18,7 +19,7 @@ from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.step import BatchStep, first_micro_batch
 from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
-from ignite_ipu.program.traced_places import changes_in_every_call
+from ignite_ipu.program.traced_places import changes_in_every_call, refusal_at
 from ignite_ipu.session.resolved import Resolved
 from ignite_ipu.session.weights.batch_counters import Counted
 from ignite_ipu.session.weights.tracker import Weights
@@ -83,6 +84,23 @@ class SideEffects:
         if found.values:
             found.put(step.model)
             self._weights.host_changed()
+
+    def carry_integers(self, leaves: Sequence[Any], several_ipus: bool) -> None:
+        """Have the buffers of integers carried that a call writes, before PopTorch wraps the step.
+
+        Raises:
+            SessionError: There are some, and the layers are placed on several IPUs.
+            OptionsError: There are some, and each replica would have its own.
+        """
+        step, resolved = self._step, self._resolved
+        kept = ModuleAttributes(step)
+        names = step.written_integers(leaves, resolved.micro_batches)
+        kept.put_back(always=True)
+        if names and several_ipus:
+            raise SessionError(refusal_at(WHOLE, None, f"{type(step.model).__qualname__}.forward", listed(names)))
+        if resolved.training and resolved.own_buffers:
+            refuse_own_buffers(names, resolved.replicas)
+        step.integers.carry(step, names)
 
     def buffers(self, *parts: Any) -> Sequence[str]:
         """Return the names of the buffers that a call for a batch writes, by a call on the host if they are unknown."""
@@ -150,7 +168,7 @@ class SideEffects:
         kept = ModuleAttributes(step.model)
         values: List[torch.Tensor] = []
         try:
-            with draws_put_back(), step.on_host(), WeightWriteGuard(step.model, {}):
+            with draws_put_back(), step.on_host(), WeightWriteGuard(step.model):
                 call, assignments = functools.partial(step.forward, *inputs), Assignments(step.model)
                 values = step.computed.find(step.model, tensors_in(inputs), call, self._resolved.training)
                 assignments.find(lambda: tensors_in(call()), registers=False)
@@ -175,3 +193,17 @@ class SideEffects:
             with draws_put_back(), step.on_host():
                 values = step.computed.computed(step.model, functools.partial(step.forward, *inputs))
             step.computed.show(values)
+
+
+def refuse_own_buffers(written: Sequence[str], replicas: int) -> None:
+    """Refuse buffers that a model writes, of which each replica would have its own values.
+
+    Raises:
+        OptionsError: There are some.
+    """
+    if written:
+        raise OptionsError(
+            f"The model writes {listed(written)}, and its {replicas} replicas (replicationFactor) would each have "
+            "their own values, of which those of the first one come back. If that is acceptable, pass options with "
+            "broadcastBuffers(False); it is set by itself for the statistics of normalisations alone."
+        )

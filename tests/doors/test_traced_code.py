@@ -80,6 +80,10 @@ for _ in range(3):
 """
 # Statements in __init__, statements of forward, and the arguments of the construction.
 TRAINED = {
+    "a count in a buffer": (
+        "self.register_buffer('steps', torch.tensor(0))",
+        "self.steps += 1\nreturn self.fc(x) * self.steps",
+    ),
     "a flag in a buffer": ("self.register_buffer('on', torch.tensor(True))", "if self.on: x = -x\nreturn self.fc(x)"),
     "a buffer's number": ("self.register_buffer('k', torch.tensor(2))", "return self.fc(x) * int(self.k)"),
     "a list of positions": ("", "return self.fc(x) * torch.arange(4).tolist()[1]"),
@@ -152,7 +156,10 @@ REFUSED = {
         "",
         "try:\n    size = x.max().item()\nexcept Exception:\n    size = 1.0\nreturn self.fc(x) * size",
     ),
-    "a count in a buffer": ("self.register_buffer('steps', torch.tensor(0))", "self.steps += 1\nreturn self.fc(x)"),
+    "a count in a buffer that is read": (
+        "self.register_buffer('steps', torch.tensor(0))",
+        "self.steps += 1\nreturn self.fc(x) * self.steps.item()",
+    ),
     "a lambda": ("", "scale = lambda z: z / z.abs().max().item()\nreturn scale(self.fc(x))"),
     "a lambda that has the variables around it": (
         "",

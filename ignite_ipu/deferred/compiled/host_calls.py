@@ -171,8 +171,8 @@ def called_on_host(
     gradients enabled, which flow to the weights and to those of the arguments.
 
     Raises a `CaptureError` if its code changes Python values or its arguments in every call, which a compiled program
-    would not do, or replaces buffers by other tensors. Raises a `SessionError` if it writes into weights or into
-    buffers that are no floats, a `LossError` if it registers hooks on gradients.
+    would not do, or replaces buffers by other tensors. Raises a `SessionError` if it writes into weights, a
+    `LossError` if it registers hooks on gradients.
     """
     # An access to a weight in the call would download all tensors, buffers too, into their stand-ins for the call.
     weights.to_host()
@@ -368,7 +368,7 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
                     if session.training is None:
                         found = set_once(model, call_once)
                     else:
-                        with WeightWriteGuard(model, {}):
+                        with WeightWriteGuard(model):
                             model(*args, **kwargs)
                     registered = assignments.find(call_again, session.training is None)
                     if behind.may_grow:

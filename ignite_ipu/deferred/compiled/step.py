@@ -32,6 +32,7 @@ from ignite_ipu.deferred.graph.structure import Structure, flatten, is_flat, lea
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.assigned_buffers import assignments_written
 from ignite_ipu.program.forward.eager import EAGER
+from ignite_ipu.program.forward.integer_buffers import integer_buffers
 from ignite_ipu.program.forward.left_behind import LeftBehind, Place, called_beside, leave_all, put
 from ignite_ipu.program.guards.python_state import named_by
 from ignite_ipu.program.step import BatchStep
@@ -109,6 +110,12 @@ class CapturedStep(ReadyStep):
         if not self.update.outputs:
             return loss
         return (loss, *[results[operation][result] for operation, result in self.update.outputs])
+
+    def written_integers(self, leaves: Sequence[Any], micro_batches: int) -> List[str]:
+        """Return the names of the buffers of integers that the calls write."""
+        steps = self.update.graph.steps
+        written = {".".join(filter(None, ("model", step.part, name))) for step in steps for name in step.writes}
+        return [name for name in integer_buffers(self) if name in written] if written else []
 
     @property
     def called(self) -> Sequence[str]:
@@ -268,8 +275,8 @@ class CalledStep(ReadyStep):
         return output
 
     def forward(self, *leaves: Any) -> Any:
-        found = [leaf if shape else leaf.reshape(()) for leaf, shape in zip(leaves, self._shapes)]
-        args, kwargs = unflatten(self._structure, found)
+        given = [leaf if shape else leaf.reshape(()) for leaf, shape in zip(leaves, self._shapes)]
+        args, kwargs = unflatten(self._structure, given)
         with EAGER, self.guarded(), ForwardGuard(), self.in_half():
             for route in self._route:
                 route.begin()
@@ -277,15 +284,16 @@ class CalledStep(ReadyStep):
             with assignments_written(self.model):
                 output = self._called(functools.partial(self.model, *args, **kwargs))
             held.check(buffers, dict(self.model.named_buffers()))
-        tensors: List[Any] = []
-        self._output[:] = [flatten(output, tensors)]
+            tensors: List[Any] = []
+            self._output[:] = [flatten(output, tensors)]
+            found = self.with_writes(tuple(tensors))
         if not backend.poptorch().isRunningOnIpu():
             self._on_host.shapes = [(tuple(tensor.shape), tensor.stride(), tensor.dtype) for tensor in tensors]
         if not tensors:
             raise CaptureError(
                 f"The model returned a {type(output).__qualname__} without tensors; nothing can come back."
             )
-        return self.with_writes(tuple(tensors))
+        return found
 
     def run_with(self, model: nn.Module, *leaves: Any) -> Any:
         """Return the result of a call of another model, without the tensors that it stores."""

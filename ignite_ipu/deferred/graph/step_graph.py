@@ -36,7 +36,10 @@ A step function that accumulates returns before the update of its loss has run, 
 
 @dataclasses.dataclass(frozen=True)
 class GraphNode:
-    """One operation of a graph: of a function, or of the part of the model at a path, if that is None."""
+    """One operation of a graph: of a function, or of the part of the model at a path, if that is None.
+
+    A call of a part of the model leaves tensors in some places, and `writes` into buffers of the part.
+    """
 
     function: Any
     structure: Structure
@@ -45,10 +48,11 @@ class GraphNode:
     line: Line
     part: str = ""
     left: Sequence[Place] = ()
+    writes: Sequence[str] = ()
 
     @functools.cached_property
     def key(self) -> Hashable:
-        return (self.function, self.structure.key, self.leaves, self.grad, self.part, tuple(self.left))
+        return (self.function, self.structure.key, self.leaves, self.grad, self.part, tuple(self.left), *self.writes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -428,7 +432,7 @@ def _step_graph(
         signature = next(rest)
         leaves = tuple(itertools.islice(rest, len(operation.leaves)))
         part = "" if operation.model is None else operation.model.path
-        own = (signature.structure, leaves, signature.grad, operation.line, part, signature.left)
+        own = (signature.structure, leaves, signature.grad, operation.line, part, signature.left, signature.writes)
         steps.append(GraphNode(signature.function, *own))
     places = tuple(map(result_of, rest))
     shapes = tuple([(item.shape.size, item.shape.dtype) for item in inputs])

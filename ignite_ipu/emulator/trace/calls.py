@@ -58,6 +58,13 @@ _INDICES: Dict[str, Tuple[int, str]] = {
     "embedding": (0, "input"),
     "one_hot": (0, "tensor"),
 }
+# The place and the name of the argument whose values are written, which PyTorch's kernels take in the target's type.
+_SOURCES: Dict[str, Tuple[int, str]] = {
+    **dict.fromkeys(words("scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_"), (3, "src")),
+    **dict.fromkeys(words("index_put index_put_"), (2, "values")),
+    **dict.fromkeys(words("index_copy index_copy_"), (3, "source")),
+}
+_INTEGERS = (torch.int32, torch.int64)  # which are one type on the device
 # Layers whose weight and bias follow the type of the activation.
 _LAYERS = words("linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d")
 # The argument of a normalisation that enables updates of its running statistics, by operator.
@@ -163,6 +170,8 @@ def rewritten(trace: Trace, name: str, args: Args, kwargs: Kwargs) -> Tuple[Args
         args, kwargs = trace.autocast.cast(trace, name, args, kwargs)
     if name in _INDICES:
         args, kwargs = _with_wide_indices(trace, name, args, kwargs)
+    if name in _SOURCES:
+        args, kwargs = _with_integers_alike(trace, name, args, kwargs)
     if name in _LAYERS:
         args, kwargs = _following_activation(trace, args, kwargs)
     program = trace
@@ -203,7 +212,6 @@ def _statistics(name: str, args: Args, kwargs: Kwargs) -> Tuple[List[Any], bool]
 
 def _with_wide_indices(trace: Trace, name: str, args: Args, kwargs: Kwargs) -> Tuple[Args, Kwargs]:
     """Return an operator's arguments with int32 indices converted to the type that PyTorch's kernels take."""
-    place, argument = _INDICES[name]
 
     def widened(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and trace.is_traced(leaf):
@@ -211,9 +219,34 @@ def _with_wide_indices(trace: Trace, name: str, args: Args, kwargs: Kwargs) -> T
             return trace.record(TO, traced, torch.int64) if traced.meta.dtype is torch.int32 else leaf
         return leaf
 
+    return _with_argument(_INDICES[name], args, kwargs, widened)
+
+
+def _with_integers_alike(trace: Trace, name: str, args: Args, kwargs: Kwargs) -> Tuple[Args, Kwargs]:
+    """Return an operator's arguments with the integers that it writes in the type of its target's."""
+    target = args[0] if args else kwargs.get("input")
+    if not isinstance(target, torch.Tensor):
+        return args, kwargs
+    dtype = trace.traced(target).meta.dtype
+
+    def converted(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and trace.is_traced(leaf):
+            traced = trace.traced(leaf)
+            if dtype in _INTEGERS and traced.meta.dtype in _INTEGERS and traced.meta.dtype is not dtype:
+                return trace.record(TO, traced, dtype)
+        return leaf
+
+    return _with_argument(_SOURCES[name], args, kwargs, converted)
+
+
+def _with_argument(
+    which: Tuple[int, str], args: Args, kwargs: Kwargs, change: Callable[[Any], Any]
+) -> Tuple[Args, Kwargs]:
+    """Return arguments with the leaves of the one at a place, or of a name, changed."""
+    place, argument = which
     if place < len(args):
-        return (*args[:place], map_leaves(args[place], widened), *args[place + 1 :]), kwargs
-    return args, {key: map_leaves(value, widened) if key == argument else value for key, value in kwargs.items()}
+        return (*args[:place], map_leaves(args[place], change), *args[place + 1 :]), kwargs
+    return args, {key: map_leaves(value, change) if key == argument else value for key, value in kwargs.items()}
 
 
 def _check_statistics(statistics: Sequence[Any], args: Args, kwargs: Kwargs) -> None:

@@ -18,7 +18,7 @@ from torch import fx, nn
 
 from ignite_ipu import backend
 from ignite_ipu.cli.targets import blamed_on, load_factory
-from ignite_ipu.emulator.inspection import Error, IpuTensor, Refusal, Trace, identifier, leaves
+from ignite_ipu.emulator.inspection import Error, IpuTensor, Refusal, Trace, leaves
 from ignite_ipu.errors import BatchError, LossError, OptimizerError, OutputError
 from ignite_ipu.migration.findings import Severity
 from ignite_ipu.migration.trial.notes import CodePlace, Note, Notes, definition_of, library_line, raised_at
@@ -186,7 +186,6 @@ def _compile(subject: Subject, step: BatchStep, executor: Any, survey: Survey, n
             executor.destroy()
     if survey.capture is not None:
         unsupported_operators(survey, notes)
-        _look_at_counters(subject, survey.capture, notes)
     return not failed
 
 
@@ -241,22 +240,6 @@ def _look_at_batches(subject: Subject, notes: Notes) -> None:
     for name, parameter in subject.model.named_parameters():
         if parameter.dtype is torch.float64:
             notes.add("unsupported-dtype", None, f"{name} is float64, of which the device makes float32", about="model")
-
-
-def _look_at_counters(subject: Subject, capture: Trace, notes: Notes) -> None:
-    """Note integer buffers that forward counts in: PopTorch compiles them in as constants."""
-    written = {node.name for node in capture.constant_values if capture.is_written(node)}
-    for prefix, module in subject.model.named_modules():
-        if type(module).__module__.startswith("torch."):
-            continue
-        for name, buffer in module.named_buffers(recurse=False):
-            full = ".".join(part for part in ("model", prefix, name) if part)
-            if not buffer.is_floating_point() and identifier(full) in written:
-                text = (
-                    f"{type(module).__name__}.forward writes into self.{name}, an integer buffer, which is a constant "
-                    "of the program: every call begins with the same value"
-                )
-                notes.add("captured-constant", definition_of(module.forward), text, Severity.ERROR, about=name)
 
 
 def _described(shapes: List[Tuple[int, ...]]) -> str:

@@ -86,7 +86,7 @@ def _goes_on(before: torch.Tensor, now: Any) -> bool:
         return False
     with DisableTorchFunctionSubclass():
         kinds = [(each.shape, each.dtype, each.requires_grad) for each in (before, now)]
-    return kinds[0] == kinds[1] and before.is_floating_point() and not kinds[1][2]
+    return kinds[0] == kinds[1] and not kinds[1][2]
 
 
 def is_assignment(module: nn.Module, name: str, before: torch.Tensor, now: Optional[torch.Tensor]) -> bool:

@@ -147,7 +147,7 @@ class _FirstCalls:
     def _refuse_written_weights(self, later: _Values) -> None:
         if later.keys() & named_tensors(self._model, PARAMETERS).keys():
             try:
-                with WeightWriteGuard(self._model, {}):
+                with WeightWriteGuard(self._model):
                     self._call()
             finally:
                 self._restore({})

@@ -1,4 +1,4 @@
-"""Writes of a forward that a compiled program would not keep: into weights, and into buffers that are no floats."""
+"""Writes of a forward that a compiled program would not keep: into weights, and into counters that it reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ignite_ipu.capabilities.traced import NO_FUNCTION, WEIGHT, WHOLE
+from ignite_ipu.capabilities.traced import COUNTED, NO_FUNCTION, WEIGHT
 from ignite_ipu.errors import SessionError
 from ignite_ipu.program.traced_places import refusal_at
 from ignite_ipu.program.user_code import current_line
@@ -20,21 +20,18 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_
 class WeightWriteGuard(DispatchMode):  # type: ignore[no-untyped-call]
     """Refuses operators that write into a model's weights, under any alias, in its `with` block on the host.
 
-    Also into those of `buffers` that are no floats, unless they are counters of normalisations from which nothing is
-    computed.
+    Also into those of `buffers` that normalisations compute their momentum from, counters of batches.
     """
 
-    def __init__(self, model: nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, model: nn.Module, buffers: Optional[Mapping[str, torch.Tensor]] = None) -> None:
         super().__init__()
         with DisableTorchFunctionSubclass():
             weights: Any = model.named_parameters()
             self._weights: Dict[Optional[int], str] = {
                 memory_of(weight): name for name, weight in weights if not is_lazy(weight)
             }
-            self._constants: Dict[Optional[int], str] = {
-                memory_of(buffer): f"{name} of type {buffer.dtype}"
-                for name, buffer in buffers.items()
-                if not (is_lazy(buffer) or buffer.is_floating_point() or _is_idle(model, name))
+            self._counters: Dict[Optional[int], str] = {
+                memory_of(buffer): name for name, buffer in (buffers or {}).items() if _is_read(model, name)
             }
 
     def __torch_dispatch__(
@@ -47,8 +44,8 @@ class WeightWriteGuard(DispatchMode):  # type: ignore[no-untyped-call]
     def check(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         for tensor in written_by(func, args, kwargs):
             memory = memory_of(tensor)
-            if memory in self._constants:
-                raise SessionError(refusal_at(WHOLE, current_line().place, NO_FUNCTION, self._constants[memory]))
+            if memory in self._counters:
+                raise SessionError(refusal_at(COUNTED, current_line().place, NO_FUNCTION, self._counters[memory]))
             if memory in self._weights:
                 raise SessionError(refusal_at(WEIGHT, current_line().place, NO_FUNCTION, self._weights[memory]))
 
@@ -63,7 +60,7 @@ def written_by(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Iter
                     yield each
 
 
-def _is_idle(model: nn.Module, name: str) -> bool:
+def _is_read(model: nn.Module, name: str) -> bool:
     owner, _, attribute = name.rpartition(".")
     norm = model.get_submodule(owner)
-    return isinstance(norm, NormWithStatistics) and attribute == "num_batches_tracked" and norm.momentum is not None
+    return isinstance(norm, NormWithStatistics) and attribute == "num_batches_tracked" and norm.momentum is None

@@ -54,37 +54,3 @@ def test_a_forward_that_writes_into_weights_is_refused(write: Callable[[torch.Te
         trainer.run([(X, torch.zeros(8, dtype=torch.long))])
     for model, weight in zip(models, before):
         assert torch.equal(model.table.weight, weight)
-
-
-class Counting(nn.Module):
-    """A network that counts its calls, in another layer's buffer, and a statistic of its inputs."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.table, self.norm, self.seen = nn.Embedding(6, 4), nn.BatchNorm1d(4), nn.Module()
-        self.seen.register_buffer("calls", torch.zeros((), dtype=dtype))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen.calls += 1
-        return self.norm(self.table(x).sum(1))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.int32, torch.uint8])
-def test_a_forward_that_counts_in_integers_is_refused(dtype: torch.dtype) -> None:
-    """They are constants of a program, which would begin with the same number in each call; floats count."""
-    batches = [(X, torch.zeros(8, dtype=torch.long))] * 3
-    model = Counting(dtype)
-    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss())
-    captured, _ = IPUAccelerator().prepare(again := Counting(dtype), torch.optim.SGD(again.parameters(), lr=0.1))
-    if dtype is torch.float32:
-        trainer.run(batches)
-        assert model.seen.calls == model.norm.num_batches_tracked == 3
-        trainer.ipu.close()
-        captured(X)
-        return
-    refused = rf"test_weight_writes\.py:\d+: .* writes into a buffer .*\(seen\.calls of type {dtype}\)"
-    with pytest.raises(SessionError, match=refused):
-        trainer.run(batches)
-    with pytest.raises(SessionError, match=refused):
-        captured(X)
-    assert model.seen.calls == again.seen.calls == 0

@@ -1,0 +1,209 @@
+"""Buffers of integers and booleans that forward writes: counters, queue pointers, numbers of uses.
+
+PopTorch compiles registered integers and booleans in as constants, so that a program would lose the writes. It keeps
+buffers of floating-point numbers on the device. So each integer buffer that forward writes gets a float32 buffer, which
+carries its value from call to call. Within a call forward has integers, computed from the carrier. The carrier is
+written when the call ends. A number of 32 bits is carried in two halves, since float32 is exact up to 2**24.
+
+The integer buffer of the host is as new as the host's weights: it is encoded before each upload and decoded after each
+download.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from ignite_ipu import backend
+from ignite_ipu.capabilities.traced import NO_FUNCTION, WHOLE
+from ignite_ipu.errors import SessionError
+from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, plain
+from ignite_ipu.program.traced_places import refusal_at
+from ignite_ipu.program.user_code import current_line
+from ignite_ipu.torch_names.modules import BUFFERS, NormWithStatistics, forward_pre_hooks_of
+
+_HALF = 2**16
+_WIDE = (torch.int64, torch.int32)
+# The device's integers have 32 bits. A number that has reached this one may have grown beyond them.
+_LARGEST = 2**30
+
+
+class _Carried(NamedTuple):
+    """An integer buffer with its carrier.
+
+    Attributes:
+        name: Its name in the step.
+        buffer: The buffer.
+        places: The tables that it is in, with its name there.
+        carrier: The name of the step's buffer that carries it.
+        values: That buffer on the host: halves and the largest half so far of wide integers, the values of others.
+        known: The content of `values` at the last copy in either direction.
+    """
+
+    name: str
+    buffer: torch.Tensor
+    places: List[Tuple[Dict[str, Any], str]]
+    carrier: str
+    values: torch.Tensor
+    known: torch.Tensor
+
+
+class IntegerBuffers:
+    """The integer buffers that the forward of a step writes, each with a float32 buffer that carries it on a device."""
+
+    def __init__(self) -> None:
+        self._carried: List[_Carried] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._carried)
+
+    def __contains__(self, buffer: torch.Tensor) -> bool:
+        return any(each.buffer is buffer for each in self._carried)
+
+    @property
+    def names(self) -> List[str]:
+        """Their names in the step."""
+        return [each.name for each in self._carried]
+
+    def carry(self, step: nn.Module, names: Sequence[str]) -> None:
+        """Carry the buffers of these names from now on, and no others."""
+        own = vars(step)[BUFFERS]
+        for each in self._carried:
+            own.pop(each.carrier, None)
+        self._carried.clear()
+        tables = [vars(module)[BUFFERS] for module in step.modules()]
+        buffers = named_tensors(step, BUFFERS)
+        for name in names:
+            buffer = buffers[name]
+            if buffer in self:
+                continue
+            places = [(table, key) for table in tables for key, value in table.items() if value is buffer]
+            carrier = f"integers_{len(self._carried)}"
+            rows = 3 if dtype_of(buffer) in _WIDE else 1
+            values = torch.zeros(rows, *buffer.shape, dtype=torch.float32)
+            step.register_buffer(carrier, values, persistent=False)
+            self._carried.append(_Carried(name, buffer, places, carrier, values, values.clone()))
+
+    def encode(self) -> None:
+        """Write the values of the host into the carriers, before an upload.
+
+        Raises:
+            SessionError: A value has more than 32 bits.
+        """
+        for each in self._carried:
+            buffer = plain(each.buffer)
+            if not torch.equal(buffer.int().to(buffer.dtype), buffer):
+                raise SessionError(f"{each.name} is {_largest(buffer)}, and a device's integers have 32 bits.")
+            with torch.no_grad():
+                plain(each.values).copy_(_encoded(buffer, None))
+                each.known.copy_(plain(each.values))
+
+    def decode(self) -> None:
+        """Write the values of the carriers into the buffers of the host, after a download; PyTorch counts no edit.
+
+        Raises:
+            SessionError: A value may have left the 32 bits of the device's integers.
+        """
+        for each in self._carried:
+            values, buffer = plain(each.values), plain(each.buffer)
+            if torch.equal(values, each.known):
+                continue
+            each.known.copy_(values)
+            if len(values) > 1 and bool((values[2] >= _LARGEST // _HALF).any()):
+                raise SessionError(
+                    f"{each.name} has reached {_LARGEST:,}, and a device's integers have 32 bits, beyond which they "
+                    "would begin again below zero. Count in larger units, or in a torch.float64 number of the loop."
+                )
+            buffer.numpy()[...] = _decoded(values, buffer.dtype).numpy()
+
+    @contextlib.contextmanager
+    def on_device(self, step: nn.Module) -> Iterator[None]:
+        """Have forward, which is traced in the `with` block, compute with the integers that are carried."""
+        if not self._carried:
+            yield
+            return
+        own = vars(step)[BUFFERS]
+        before = [(table, name, table[name]) for each in self._carried for table, name in each.places]
+        for each in self._carried:
+            now = _decoded(own[each.carrier], dtype_of(each.buffer))
+            for table, name in each.places:
+                table[name] = now
+        try:
+            with _blocks_refused(step, self.names):
+                yield
+            with torch.no_grad():
+                for each in self._carried:
+                    table, name = each.places[0]
+                    own[each.carrier].copy_(_encoded(table[name], own[each.carrier]))
+        finally:
+            for table, name, tensor in before:
+                table[name] = tensor
+
+
+def counts_on_host(module: nn.Module, name: str) -> bool:
+    """Return whether a buffer is a counter from which a program computes nothing."""
+    if isinstance(module, NormWithStatistics) and name == "num_batches_tracked":
+        return module.momentum is not None
+    return isinstance(module, AveragedModel) and name == "n_averaged"
+
+
+def integer_buffers(module: nn.Module) -> List[str]:
+    """Return the names of the buffers of integers and booleans that forward may write, without counters of batches."""
+    return [
+        f"{path}.{name}" if path else name
+        for path, each in module.named_modules()
+        for name, buffer in vars(each)[BUFFERS].items()
+        if buffer is not None and not plain(buffer).is_floating_point()
+        if not (isinstance(each, NormWithStatistics) or counts_on_host(each, name))
+    ]
+
+
+def _encoded(values: torch.Tensor, before: Any) -> torch.Tensor:
+    """Return the rows of a carrier for integers.
+
+    `before` are those with the largest upper half so far, None for a new carrier.
+    """
+    if values.dtype not in _WIDE:
+        return values.to(torch.float32).unsqueeze(0)
+    # Quotients of negative numbers may be rounded either way.
+    upper = torch.floor_divide(values, _HALF)
+    lower = values - upper * _HALF
+    halves = upper.to(torch.float32)
+    largest = torch.zeros_like(halves) if before is None else torch.maximum(before[2], halves.abs())
+    return torch.stack([halves, lower.to(torch.float32), largest])
+
+
+def _decoded(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the integers of a carrier's rows."""
+    if dtype not in _WIDE:
+        return rows[0].to(dtype)
+    return rows[0].to(dtype) * _HALF + rows[1].to(dtype)
+
+
+def _largest(values: torch.Tensor) -> int:
+    return max(int(values.max()), int(values.min()), key=abs)
+
+
+@contextlib.contextmanager
+def _blocks_refused(step: nn.Module, names: Sequence[str]) -> Iterator[None]:
+    """Refuse blocks on several IPUs: a pipeline's first stage would read before its last one has written."""
+    poptorch: Any = backend.poptorch()
+    modules = list(step.modules())
+    hooks = [hook for module in modules for hook in forward_pre_hooks_of(module).values()]
+    opened: List[Any] = [hook for hook in hooks if type(hook).__module__.startswith(poptorch.__name__)]
+    opened += [module for module in modules if type(module).__name__ == "LegacyBeginBlockFn"]
+    start = poptorch.Block.start
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        opened.append(args)
+        return start(*args, **kwargs)
+
+    with mock.patch.object(poptorch.Block, "start", staticmethod(noted)):
+        yield
+    if opened:
+        raise SessionError(refusal_at(WHOLE, current_line().place, NO_FUNCTION, ", ".join(names)))

@@ -1,0 +1,86 @@
+"""Integers that forward counts in have the values of eager PyTorch in captured loops, whenever the loop reads them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, List, Optional
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ignite_ipu import IPUAccelerator, IPUConfig, ipu_prepare
+
+GENERATOR = torch.Generator().manual_seed(1)
+BATCHES = [(torch.randn(4, 6, generator=GENERATOR), torch.randint(0, 3, (4,), generator=GENERATOR)) for _ in range(6)]
+
+
+class Counting(nn.Module):
+    """A network that counts its calls and the use of its classes, and goes on in a queue."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 3)
+        self.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("used", torch.zeros(3, dtype=torch.int32))
+        self.register_buffer("seen", torch.zeros(3, dtype=torch.bool))
+        self.register_buffer("pointer", torch.zeros(1, dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h: torch.Tensor = self.layer(x)
+        self.steps += 1
+        now = F.one_hot(h.argmax(1), 3).sum(0)
+        self.used += now.int()
+        self.seen |= now > 0
+        self.pointer[0] = (self.pointer[0] + len(x)) % 7
+        return h * (1 - 0.5**self.steps) + self.pointer
+
+
+def values_of(update: Optional[str], accumulation: int, reads: bool) -> List[Any]:
+    """Train, evaluate, write and look at everything; eagerly without `update`."""
+    model: Any = Counting()
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    backward: Any = torch.Tensor.backward
+    if update == "accelerator":
+        accelerator = IPUAccelerator()
+        model, optimizer = accelerator.prepare(model, optimizer)
+        backward = accelerator.backward
+    elif update is not None:
+        ipu_prepare(model, optimizer, config=IPUConfig(update=update))
+    seen: List[Any] = []
+    for epoch in range(2):
+        losses: List[Any] = []
+        model.train()
+        for number, (x, y) in enumerate(BATCHES):
+            loss = F.cross_entropy(model(x), y) * (1 + model.steps if reads and number == 4 else 1)
+            if reads and number % 3 == 1:
+                seen.append(model.steps.item())
+            backward(loss)
+            if reads and number % 3 == 2:
+                seen.append(int(model.pointer))
+            if (number + 1) % accumulation == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(loss.detach())
+            if reads and number % 3 == 0 and (number + 1) % accumulation == 0:
+                seen.append(losses[-1].item())
+        seen.append(torch.tensor([loss.item() for loss in losses]))
+        model.eval()
+        with torch.no_grad():
+            seen.append(model(BATCHES[epoch][0]))
+        seen.append(copy.deepcopy(model).used)
+        model.steps.fill_(7)
+        with torch.no_grad():
+            model.train()(BATCHES[0][0])
+        seen += [value.clone() for value in model.state_dict().values()]
+    return seen
+
+
+@pytest.mark.parametrize(("accumulation", "reads"), [(1, True), (3, True)])
+def test_integers_are_current_at_every_read(accumulation: int, reads: bool) -> None:
+    """In fused updates and in those on the host, with evaluations, copies, writes and reads between the calls."""
+    expected = values_of(None, accumulation, reads)
+    for update in ("device", "host", "accelerator"):
+        torch.testing.assert_close(values_of(update, accumulation, reads), expected, rtol=1e-4, atol=1e-5)
