@@ -17,7 +17,7 @@ import hypothesis
 import numpy as np
 import pytest
 
-from tests.freezing import freeze
+from tests.freezing import freeze, freeze_many
 from tests.processes import Processes
 from tests.scripts import Scripts
 
@@ -144,6 +144,12 @@ def _seeding_is_quick() -> Iterator[None]:
 def _collections_are_quick() -> None:
     """Spare garbage collections the objects from before a module's tests: imported ones, and those of pytest."""
     freeze()
+
+
+@pytest.fixture(autouse=True)
+def _searches_are_quick(_collections_are_quick: None) -> None:
+    """Spare searches among all objects those of libraries that an earlier test of the module has imported."""
+    freeze_many()
 
 
 @pytest.fixture(scope="session", autouse=True)
