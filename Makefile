@@ -83,13 +83,15 @@ format: .venv/ready-dev-$(SETUP)
 	$(BIN)/ruff format .
 
 # The build backend comes first and from the constraints too, which pip does not apply to an isolated build.
-# pip would compile one file after the other; packages have some that no Python compiles, and nothing imports.
+# pip would compile every file, one after the other. These packages are compiled in parallel, for several processes import
+# most of them at once; of the others an import compiles the few files that it needs.
+COMPILED := torch sympy numpy scipy networkx
 .venv/ready-%-$(SETUP):
 	@echo "Setting up .venv for '$*': a few minutes the first time"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { python=$(PYTHON_FOR_VENV) && $(MAKE_VENV); }
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt hatchling editables
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --no-build-isolation --editable ".[$*]"
-	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
+	@$(BIN)/python -m compileall -qq -j 0 $(COMPILED:%=.venv/lib/python*/site-packages/%) || true
 	@rm -f .venv/ready-$*-*
 	@touch $@
 

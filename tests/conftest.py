@@ -166,16 +166,16 @@ def _no_process_is_left_behind() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def scripts() -> Iterator[Scripts]:
-    """A process that runs scripts."""
-    process = Scripts()
-    yield process
-    process.close()
-
-
-@pytest.fixture(scope="session")
 def processes() -> Iterator[Processes]:
     """Processes that need not import torch."""
     found = Processes()
     yield found
     found.close()
+
+
+@pytest.fixture(scope="session")
+def scripts(processes: Processes) -> Iterator[Scripts]:
+    """A process that runs scripts."""
+    process = Scripts(processes)
+    yield process
+    process.close()

@@ -22,6 +22,8 @@ import warnings
 from pathlib import Path
 from typing import IO, Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
+from tests.processes import Processes
+
 _ROOT = Path(__file__).parents[1]
 # Beside the backends of `IGNITE_IPU_BACKEND`, for scripts as Python runs them: by `run_script`, on the emulator.
 RUN = "run"
@@ -48,9 +50,14 @@ class Ran(NamedTuple):
 
 
 class Scripts:
-    """The process, which is started when it is first needed."""
+    """The process, which is started when it is first needed.
 
-    def __init__(self) -> None:
+    Args:
+        processes: Its process is forked from theirs, which has imported torch. Without them, Python is started.
+    """
+
+    def __init__(self, processes: Optional[Processes] = None) -> None:
+        self._processes = processes
         self._process: Optional[subprocess.Popen[str]] = None
         self._errors: Optional[IO[str]] = None
         self._known: Dict[Tuple[Union[str, None], ...], Ran] = {}
@@ -81,7 +88,7 @@ class Scripts:
             path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
             self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # until close()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.scripts"],
+                [self._processes.python if self._processes else sys.executable, "-m", "tests.scripts"],
                 env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
