@@ -6,15 +6,17 @@ import ast
 import functools
 import importlib
 from pathlib import Path
-from typing import FrozenSet, Iterator, List, Tuple
+from typing import Any, FrozenSet, Iterator, List, Tuple
 
 import pytest
 import torch
+from torch import nn
 
 import ignite_ipu
 from ignite_ipu import torch_names
 from ignite_ipu.torch_names import NAMES, MissingNameError, Name
 from ignite_ipu.torch_names import lists as over_lists
+from ignite_ipu.torch_names.modules import all_modules, all_named_modules
 
 ROOT = Path(ignite_ipu.__file__).parent
 MODULES = sorted(file.stem for file in Path(torch_names.__file__).parent.glob("[a-z]*.py"))
@@ -249,3 +251,23 @@ def _ours() -> FrozenSet[str]:
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 found.update([node.attr] if isinstance(node.value, ast.Name) and node.value.id == "self" else [])
     return frozenset(found)
+
+
+class _Hidden(nn.Sequential):
+    """Leaves its last part out of the walks of PyTorch."""
+
+    def named_modules(self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True) -> Any:
+        yield prefix, self
+        yield f"{prefix}.0" if prefix else "0", self[0]
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_modules_are_walked_in_the_order_of_pytorch(hides: bool) -> None:
+    shared = nn.Linear(2, 2)
+    inner = nn.Sequential(nn.ReLU(), nn.ModuleDict({"a": shared, "b": nn.Sequential(nn.Tanh(), shared)}))
+    hidden = (_Hidden if hides else nn.Sequential)(nn.Linear(1, 1), nn.Linear(3, 3))
+    model = nn.Sequential(inner, shared, hidden, nn.Dropout())
+    model.register_module("nothing", None)
+    assert all_named_modules(model) == list(model.named_modules())
+    assert all_modules(hidden) == list(hidden.modules())
+    assert len(all_modules(model)) == (10 if hides else 11)

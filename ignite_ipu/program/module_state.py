@@ -9,19 +9,21 @@ from typing import Any, Iterator, List, Optional, Protocol, Sequence
 from torch import nn
 from torch.nn.modules import module as _of_all_modules
 
+from ignite_ipu.torch_names.modules import all_modules
+
 NEVER = -1
 """No count of registrations: what somebody remembers who has yet to look."""
 
 
 def modes_of(model: nn.Module) -> List[bool]:
     """Return whether each module of a model is in training mode."""
-    return [module.training for module in model.modules()]
+    return [module.training for module in all_modules(model)]
 
 
 @contextlib.contextmanager
 def modes_kept(model: nn.Module, modes: Optional[Sequence[bool]] = None) -> Iterator[None]:
     """Put modules back into their modes after the `with` block, which begins with them in `modes`, if given."""
-    modules = list(model.modules())
+    modules = all_modules(model)
     before = [module.training for module in modules]
     try:
         _set_modes(modules, modes or before)

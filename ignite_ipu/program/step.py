@@ -44,7 +44,7 @@ from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.step_layout import StepLayout
 from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.program.tensors.trees import leaves_of, map_tensors, opened_record, tensors_in
-from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, AnyBatchNorm, NormWithStatistics
+from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, AnyBatchNorm, NormWithStatistics, all_named_modules
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 # Buffers of PyTorch's from which nothing is computed.
@@ -275,9 +275,12 @@ class BatchStep(nn.Module):
         before, variable, counters, buffers = [], [], [], []
         # A copy that is made in inference mode counts no writes.
         with torch.inference_mode(False), torch.no_grad():
-            modules = list(self.named_modules())
+            modules = all_named_modules(self)
             for kind in (PARAMETERS, BUFFERS):
-                for path, tensors in [(path, module.__dict__[kind]) for path, module in modules]:
+                tables = [(path, module.__dict__[kind]) for path, module in modules]
+                for path, tensors in tables:
+                    if not tensors:
+                        continue
                     before.append((tensors, dict(tensors)))
                     # Pruning and parametrizations register the same tensors in another order.
                     for name, tensor in sorted(tensors.items()):
@@ -328,7 +331,7 @@ def statistics_in_training(model: nn.Module) -> List[str]:
     """Return the names of the batch statistics that normalisations in training mode write."""
     return [
         f"{path}.{name}" if path else name
-        for path, module in model.named_modules()
+        for path, module in all_named_modules(model)
         if isinstance(module, NormWithStatistics) and module.training
         for name in ("running_mean", "running_var")
         if getattr(module, name) is not None
@@ -338,7 +341,9 @@ def statistics_in_training(model: nn.Module) -> List[str]:
 def _writable_buffers(model: nn.Module) -> List[str]:
     """Return the names of floating-point buffers, but for the statistics of normalisations in evaluation mode."""
     norms = {
-        path for path, module in model.named_modules() if isinstance(module, NormWithStatistics) and not module.training
+        path
+        for path, module in all_named_modules(model)
+        if isinstance(module, NormWithStatistics) and not module.training
     }
     return [
         name
@@ -348,7 +353,7 @@ def _writable_buffers(model: nn.Module) -> List[str]:
 
 
 def _refuse_counting(model: nn.Module) -> None:
-    for path, module in model.named_modules():
+    for path, module in all_named_modules(model):
         counts = isinstance(module, AnyBatchNorm) and module.momentum is None and module.running_mean is not None
         if counts and module.training:
             raise UnsupportedArgumentError(

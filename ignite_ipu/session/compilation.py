@@ -17,7 +17,7 @@ from ignite_ipu.session.compiled_program import HostTrace
 from ignite_ipu.session.program_source import ProgramSource
 from ignite_ipu.session.side_effects import refuse_own_buffers
 from ignite_ipu.session.weights.batch_counters import counted_by_norms
-from ignite_ipu.torch_names.modules import NormWithStatistics
+from ignite_ipu.torch_names.modules import NormWithStatistics, all_modules
 
 _AVERAGED = (
     "The loss is a sum over samples, and an update averages the gradients of its %s = %d micro-batches, as Ignite's "
@@ -85,5 +85,5 @@ def _report_averaged_sums(source: ProgramSource, leaves: Sequence[Any]) -> None:
 
 
 def _updates_statistics(module: nn.Module) -> bool:
-    norms = (each for each in module.modules() if isinstance(each, NormWithStatistics))
+    norms = (each for each in all_modules(module) if isinstance(each, NormWithStatistics))
     return any(each.training and each.running_mean is not None for each in norms)

@@ -22,7 +22,7 @@ from ignite_ipu.program.user_code import is_users_file
 from ignite_ipu.session.executables import ExportedProgram, PathLike, export
 from ignite_ipu.session.program_source import ProgramSource
 from ignite_ipu.session.weights.batch_counters import Counted
-from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS
+from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, all_named_modules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _compiled_in(
     PopTorch compiles integers and booleans in, so writes on the host never reach it: an index that is permuted, a
     mask, a table. The names in the code decide which count. Others are those that the code has `read`, as a flag.
     """
-    for path, module in step.named_modules():
+    for path, module in all_named_modules(step):
         for kind in (BUFFERS, PARAMETERS):
             for name, tensor in module.__dict__[kind].items():
                 place = f"{path}.{name}" if path else name

@@ -9,7 +9,7 @@ from typing import Collection, Iterator
 from ignite_ipu.errors import logger
 from ignite_ipu.program.forward.integer_buffers import counts_on_host
 from ignite_ipu.program.step import BatchStep
-from ignite_ipu.torch_names.modules import buffers_of
+from ignite_ipu.torch_names.modules import all_named_modules, buffers_of
 
 _POPTORCH = ("poptorch::python", "poptorch::cpp")
 _COMPILED_IN = "downgraded to constant"
@@ -22,7 +22,7 @@ def counter_warnings_aside(step: BatchStep, first: bool) -> Iterator[None]:
     They would alarm: the host advances these counters, or the step carries them. The `first` compilation is logged.
     Later ones warn of no integers, since the first has done so.
     """
-    modules = step.named_modules()
+    modules = all_named_modules(step)
     names = [f"{path}.{name}" for path, each in modules for name in buffers_of(each) if counts_on_host(each, name)]
     aside = _Aside([*names, *step.integers.names], repeated=not first)
     loggers = [logging.getLogger(name) for name in _POPTORCH]

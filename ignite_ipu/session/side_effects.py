@@ -53,10 +53,17 @@ class SideEffects:
         made: List[str] = []
         inputs = first_micro_batch(leaves, self._resolved.micro_batches)
         state = host_random_state()
+        keeps: List[bool] = []
+
+        def call() -> Any:
+            result = step.forward(*map_tensors(inputs, torch.Tensor.clone))
+            keeps.append(assignments.are_possible)
+            return result
+
         try:
             with step.on_host(), DeviceDrawsUndone(tensors_in(inputs)) as depends:
-                known = named_tensors(step.model).keys()
-                found = set_once(step.model, lambda: step.forward(*map_tensors(inputs, torch.Tensor.clone)))
+                known, assignments = named_tensors(step.model).keys(), Assignments(step.model)
+                found = set_once(step.model, call)
                 made = [
                     name for name, each in named_tensors(step.model).items() if name not in known and depends.has(each)
                 ]
@@ -68,6 +75,8 @@ class SideEffects:
             if ahead or not found.values:
                 kept.put_back(always=True)
                 draw_from(state)
+        # A call that has put no tensors into attributes has computed none of them.
+        step.computed.is_searched |= keeps[:1] == [False]
         if made:
             raise SessionError(
                 f"The first call of {type(step.model).__qualname__} registers {listed(made)} with values of its batch. "

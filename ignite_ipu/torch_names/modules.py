@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tuple
 
 import torch
 from torch import nn
@@ -32,6 +32,8 @@ __all__ = [
     "WRAPPER_INITIALIZATION",
     "AnyBatchNorm",
     "NormWithStatistics",
+    "all_modules",
+    "all_named_modules",
     "attributes_of_modules",
     "buffers_of",
     "compiled_call_of",
@@ -73,6 +75,37 @@ def modules_of(module: nn.Module) -> Dict[str, Optional[nn.Module]]:
     """Return the modules directly in another one by name, a dictionary that may be changed."""
     found: Dict[str, Optional[nn.Module]] = getattr(module, MODULES)
     return found
+
+
+_NAMED_MODULES = nn.Module.named_modules
+
+
+def all_named_modules(model: nn.Module) -> List[Tuple[str, nn.Module]]:
+    """Return a module and those in it, with their paths: `model.named_modules()`, without a generator at each level."""
+    found: List[Tuple[str, nn.Module]] = []
+    seen: Set[int] = set()
+    ahead: List[Tuple[str, nn.Module]] = [("", model)]
+    while ahead:
+        path, module = ahead.pop()
+        if id(module) in seen:
+            continue
+        if type(module).named_modules is not _NAMED_MODULES:  # a class of its own opinion
+            inner = [(each, part) for each, part in module.named_modules(prefix=path) if id(part) not in seen]
+            seen.update(id(part) for _, part in inner)
+            found += inner
+            continue
+        seen.add(id(module))
+        found.append((path, module))
+        parts = modules_of(module)
+        if parts:
+            prefix = f"{path}." if path else ""
+            ahead += [(prefix + name, part) for name, part in reversed(list(parts.items())) if part is not None]
+    return found
+
+
+def all_modules(model: nn.Module) -> List[nn.Module]:
+    """Return a module and those in it: `model.modules()`, without a generator at each level."""
+    return [module for _, module in all_named_modules(model)]
 
 
 FORWARD_HOOKS = (

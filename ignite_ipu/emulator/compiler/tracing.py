@@ -24,7 +24,7 @@ from ignite_ipu.emulator.trace.refusals import explained, refuse_compiled_module
 from ignite_ipu.emulator.values.arguments import Arguments
 from ignite_ipu.emulator.values.structures import flatten_tensors, map_tensors
 from ignite_ipu.emulator.values.wrapping import plain
-from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, buffers_of
+from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, all_named_modules, buffers_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 Hook = Callable[[], None]
@@ -134,7 +134,7 @@ def trace(
                 stack.enter_context(capture.autocast.module_calls())
                 if options._module_namescope_enabled:
                     # Scopes are named as in the parent.
-                    names = {id(module): name.rpartition(".")[2] for name, module in model.named_modules() if name}
+                    names = {id(module): name.rpartition(".")[2] for name, module in all_named_modules(model) if name}
                     stack.enter_context(module_calls_followed(capture.scope, lambda module: names.get(id(module), "")))
                 structure = call_sites.called(model, capture.location_excludes, inputs.args, inputs.kwargs)
         finally:
@@ -186,7 +186,7 @@ def _compile_hooks() -> Iterator[None]:
 
 
 def _slots(model: nn.Module) -> Iterator[_Slot]:
-    for prefix, module in model.named_modules():
+    for prefix, module in all_named_modules(model):
         for tensors in (module.__dict__[PARAMETERS], module.__dict__[BUFFERS]):
             for name, tensor in list(tensors.items()):
                 if tensor is not None:

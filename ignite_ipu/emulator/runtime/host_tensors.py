@@ -9,7 +9,7 @@ from torch import nn
 
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.values.wrapping import plain, storage
-from ignite_ipu.torch_names.modules import BUFFERS, MODULES, PARAMETERS
+from ignite_ipu.torch_names.modules import BUFFERS, MODULES, PARAMETERS, all_modules
 
 
 class HostTensors:
@@ -63,7 +63,7 @@ class HostTensors:
 def _places(model: nn.Module) -> List[Tuple[Dict[str, Any], str, Any]]:
     """Return the places of the modules and tensors of a model, as tables and names in them, with their values."""
     kinds = (MODULES, PARAMETERS, BUFFERS)
-    tables = [module.__dict__[kind] for module in model.modules() for kind in kinds]
+    tables = [module.__dict__[kind] for module in all_modules(model) for kind in kinds]
     return [(table, name, held) for table in tables for name, held in table.items()]
 
 

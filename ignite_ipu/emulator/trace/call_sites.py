@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, T
 import torch
 from torch import nn
 
-from ignite_ipu.torch_names.modules import DETECTION_OF_CAUSAL_MASKS
+from ignite_ipu.torch_names.modules import DETECTION_OF_CAUSAL_MASKS, all_named_modules
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -105,7 +105,7 @@ def _line(frames: Sequence[FrameType], call: Optional[FrameType]) -> str:
 def _module(frames: Sequence[FrameType], call: Optional[FrameType]) -> str:
     if call is None:
         return ""
-    names = {id(module): name for name, module in call.f_locals["model"].named_modules()}
+    names = {id(module): name for name, module in all_named_modules(call.f_locals["model"])}
     for frame in frames:
         module = frame.f_locals.get("self")
         if id(module) in names:

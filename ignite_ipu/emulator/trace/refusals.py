@@ -16,7 +16,7 @@ from ignite_ipu.operators.words import words
 from ignite_ipu.torch_names.dispatch import LOCAL_SCALAR, UNIQUE, differentiates, transformation
 from ignite_ipu.torch_names.fake_tensors import DynamicOutputShapeException
 from ignite_ipu.torch_names.files import COMPILER_FILE, is_of_compiler
-from ignite_ipu.torch_names.modules import compiled_call_of
+from ignite_ipu.torch_names.modules import all_named_modules, compiled_call_of
 from ignite_ipu.torch_names.tensors import CALLS_OF_BACKWARD
 
 _READS_VALUE = (
@@ -81,7 +81,7 @@ def refuse_differentiation() -> None:
 
 def refuse_compiled_modules(model: nn.Module) -> None:
     """Refuse modules that `torch.compile` or `torch.jit` has taken over: their Python cannot be traced."""
-    for name, module in model.named_modules():
+    for name, module in all_named_modules(model):
         # A wrapper of torch.compile's keeps its compiled call in the object.
         wrapper = type(module).__name__ == "OptimizedModule" and "forward" in module.__dict__
         compiled = wrapper or compiled_call_of(module) is not None

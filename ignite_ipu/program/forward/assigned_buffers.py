@@ -15,7 +15,7 @@ from torch import nn
 
 from ignite_ipu.errors import CaptureError, listed, logger
 from ignite_ipu.program.user_code import current_line
-from ignite_ipu.torch_names.modules import BUFFERS
+from ignite_ipu.torch_names.modules import BUFFERS, all_modules
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 # By the class of the module, so that copies of a module are known, too.
@@ -39,8 +39,17 @@ class Assignments:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        tables = [(module, table) for module in model.modules() for table in (vars(module), vars(module)[BUFFERS])]
+        tables = [(module, table) for module in all_modules(model) for table in (vars(module), vars(module)[BUFFERS])]
         self._before = [(module, table, dict(table)) for module, table in tables]
+
+    @property
+    def are_possible(self) -> bool:
+        """True if there are other tensors than before in attributes of modules, or among their buffers."""
+        return any(
+            isinstance(value, torch.Tensor) and before.get(name) is not value
+            for _, table, before in self._before
+            for name, value in table.items()
+        )
 
     def find(self, call: Callable[[], Sequence[torch.Tensor]], registers: bool) -> List[torch.Tensor]:
         """Find them after a first call, if it has assigned any, by a second one.
@@ -102,7 +111,7 @@ def is_assigned(module: nn.Module, name: str) -> bool:
 @contextlib.contextmanager
 def assignments_written(model: nn.Module) -> Iterator[None]:
     """Have the buffers that a call in the `with` block assigns written when it ends."""
-    tables = [(module, vars(module)[BUFFERS]) for module in model.modules()] if _ASSIGNED else []
+    tables = [(module, vars(module)[BUFFERS]) for module in all_modules(model)] if _ASSIGNED else []
     copied = [
         (table, name, buffer, buffer.clone())
         for module, table in tables

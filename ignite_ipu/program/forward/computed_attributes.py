@@ -14,7 +14,7 @@ from torch import nn
 from ignite_ipu.program.forward.dependence import Dependence
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.guards.values import leave_behind
-from ignite_ipu.torch_names.modules import buffers_of
+from ignite_ipu.torch_names.modules import all_modules, all_named_modules, buffers_of
 
 Place = Tuple[nn.Module, str]
 
@@ -87,14 +87,14 @@ class ComputedAttributes(nn.Module):
 
     def names(self, step: nn.Module) -> Set[str]:
         """Return the paths of the attributes within a step."""
-        paths = {module: path for path, module in step.named_modules()}
+        paths = {module: path for path, module in all_named_modules(step)}
         return {f"{paths[module]}.{name}" for module, name in self.places}
 
 
 def _attributes(model: nn.Module) -> Dict[Place, torch.Tensor]:
     return {
         (module, name): value
-        for module in model.modules()
+        for module in all_modules(model)
         for name, value in module.__dict__.items()
         if isinstance(value, torch.Tensor)
     }

@@ -67,6 +67,9 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
         yield value
     elif isinstance(value, (list, tuple)):
         for each in value:
-            yield from _tensors(each)
+            if isinstance(each, torch.Tensor):
+                yield each
+            elif isinstance(each, (list, tuple, Mapping)):
+                yield from _tensors(each)
     elif isinstance(value, Mapping):
         yield from _tensors(list(value.values()))

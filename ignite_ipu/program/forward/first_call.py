@@ -22,7 +22,7 @@ from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of
-from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, NormWithStatistics
+from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, NormWithStatistics, all_named_modules
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of
 
 _Values = Dict[str, List[torch.Tensor]]
@@ -71,7 +71,7 @@ class _FirstCalls:
         # Each call writes them, and PyTorch does not count all of that.
         self._idle = {
             f"{path}.{name}" if path else name
-            for path, module in model.named_modules()
+            for path, module in all_named_modules(model)
             if isinstance(module, NormWithStatistics)
             for name in ("running_mean", "running_var", "num_batches_tracked")
         }

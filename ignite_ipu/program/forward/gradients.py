@@ -20,7 +20,7 @@ from ignite_ipu.capabilities.traced import OWN_BACKWARD
 from ignite_ipu.errors import LossError, listed
 from ignite_ipu.program.function_mode import FunctionGuard
 from ignite_ipu.program.user_code import current_line
-from ignite_ipu.torch_names.modules import BACKWARD_HOOKS, global_hooks
+from ignite_ipu.torch_names.modules import BACKWARD_HOOKS, all_named_modules, global_hooks
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, gradient_hooks_of
 
 _DERIVATIVES = ("torch", "transformers")
@@ -55,7 +55,7 @@ def problem_of_hooks(model: nn.Module, of_parameters: bool = True) -> Optional[s
     with DisableTorchFunctionSubclass():
         named = model.named_parameters() if of_parameters else ()
         names = [name for name, tensor in named if gradient_hooks_of(tensor)]
-    for path, module in model.named_modules():
+    for path, module in all_named_modules(model):
         if any(module.__dict__.get(kind) for kind in BACKWARD_HOOKS):
             names.append(path or "the model")
     names += ["all modules"] if any(_ON_ALL) else []

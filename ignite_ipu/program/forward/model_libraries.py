@@ -16,7 +16,7 @@ from torch import nn
 from ignite_ipu.errors import LossError, listed, logger
 from ignite_ipu.program.tensors.raw import plain, requires_grad
 from ignite_ipu.torch_names.dispatch import NESTED_FROM_MASK
-from ignite_ipu.torch_names.modules import CHECKPOINT_CALL, CHECKPOINT_GENERATORS
+from ignite_ipu.torch_names.modules import CHECKPOINT_CALL, CHECKPOINT_GENERATORS, all_modules
 
 # Arguments for causal masks, by PyTorch's layers that inspect the mask themselves if these are None.
 _HINTS = ((nn.TransformerEncoder, "is_causal"), (nn.TransformerDecoder, "tgt_is_causal"))
@@ -101,7 +101,7 @@ def without_generation_cache(model: nn.Module) -> Iterator[None]:
     reads it. `past_key_values` is then missing in the output.
     """
     with ExitStack() as stack:
-        for config in (getattr(module, "config", None) for module in model.modules()):
+        for config in (getattr(module, "config", None) for module in all_modules(model)):
             if getattr(config, "use_cache", None) is True:
                 stack.enter_context(mock.patch.object(config, "use_cache", False))
         yield

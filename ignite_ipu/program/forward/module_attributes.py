@@ -7,6 +7,7 @@ nothing else. An attribute that was set in the trace holds a tensor without valu
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any, Container, Dict, List, Tuple
 
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 from ignite_ipu.errors import logger
 from ignite_ipu.program.guards.values import leave_behind
 from ignite_ipu.program.tensors.trees import leaves_of, restore_contents
-from ignite_ipu.torch_names.modules import BUFFERS, MODULES, PARAMETERS
+from ignite_ipu.torch_names.modules import BUFFERS, MODULES, PARAMETERS, all_named_modules
 
 _TENSORS_OF_MODULES = (PARAMETERS, BUFFERS, MODULES)  # of which others take care
 _Own = Dict[str, Any]
@@ -28,11 +29,11 @@ class ModuleAttributes:
 
     def __init__(self, module: nn.Module) -> None:
         self._before: List[Tuple[str, _Own, _Own, _Own]] = []
-        for path, each in module.named_modules():
+        for path, each in all_named_modules(module):
             own = each.__dict__
             plain = plain_attributes(own)
             # Collections may be written into; most are empty.
-            full = {name: value.copy() for name, value in plain.items() if type(value) in (list, dict) and value}
+            full = {name: value.copy() for name, value in _collections(plain) if value}
             self._before.append((path, own, plain, full))
 
     def differing(self, later: ModuleAttributes) -> Dict[str, Any]:
@@ -41,6 +42,8 @@ class ModuleAttributes:
         found: Dict[str, Any] = {}
         for path, _, before, full in self._before:
             now, contents = then.get(path, ({}, {}))
+            if not (full or contents) and len(now) == len(before) and _are(now, before):
+                continue
             for name in dict.fromkeys([*before, *now]):
                 same = name in before and name in now and _are_same(before[name], now[name])
                 if not (same and _have_same(full.get(name, ()), contents.get(name, ()))):
@@ -59,7 +62,7 @@ class ModuleAttributes:
             if not full and _is_as_before(own, before):
                 continue
             now = plain_attributes(own)
-            empty: _Own = {name: () for name, value in before.items() if type(value) in (list, dict)}
+            empty: _Own = dict.fromkeys([name for name, _ in _collections(before)], ())
             held = {**before, **empty, **full}
             known = {id(tensor) for contents in held.values() for tensor in tensors_in(contents)}
             new = [name for name, value in now.items() if any(id(tensor) not in known for tensor in tensors_in(value))]
@@ -97,7 +100,15 @@ class ModuleAttributes:
 
 def plain_attributes(own: _Own) -> _Own:
     """Return those of a module's attributes that are no tables of weights, buffers or modules."""
-    return {name: value for name, value in own.items() if name not in _TENSORS_OF_MODULES}
+    plain = dict(own)
+    for name in _TENSORS_OF_MODULES:
+        plain.pop(name, None)
+    return plain
+
+
+def _collections(plain: _Own) -> List[Tuple[str, Any]]:
+    """Return the lists and dictionaries among attributes, which may be written into."""
+    return [(name, value) for name, value in plain.items() if type(value) in (list, dict)]
 
 
 def tensors_in(value: Any) -> List[torch.Tensor]:
@@ -123,7 +134,10 @@ def _have_same(one: Any, other: Any) -> bool:
 
 def _is_as_before(own: _Own, before: _Own) -> bool:
     """Return whether a module has the same attributes, and collections that are empty still: a fast answer."""
-    if len(own) != len(before) + len(_TENSORS_OF_MODULES):
-        return False
-    pairs = [(own.get(name), value) for name, value in before.items()]
-    return all([now is value and not (type(value) in (list, dict) and value) for now, value in pairs])
+    same = len(own) == len(before) + len(_TENSORS_OF_MODULES) and _are(own, before)
+    return same and not any([value for _, value in _collections(before)])
+
+
+def _are(own: _Own, before: _Own) -> bool:
+    """Return whether all attributes from before are the same objects now."""
+    return all(map(is_, map(own.get, before), before.values()))

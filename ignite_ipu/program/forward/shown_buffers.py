@@ -10,7 +10,7 @@ from torch import nn
 from ignite_ipu.program.forward.constants import HostConstants
 from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.program.user_code import Line
-from ignite_ipu.torch_names.modules import BUFFERS, NormWithStatistics
+from ignite_ipu.torch_names.modules import BUFFERS, NormWithStatistics, all_modules
 
 # Elements of a buffer whose values code may read.
 _MOST_SHOWN = 4096
@@ -29,9 +29,8 @@ class ShownBuffers:
 
     def keep(self, step: nn.Module) -> None:
         """Keep the values that the buffers of a step have before it is compiled."""
-        running = {
-            id(each) for module in step.modules() if isinstance(module, NormWithStatistics) for each in module.buffers()
-        }
+        norms = [module for module in all_modules(step) if isinstance(module, NormWithStatistics)]
+        running = {id(each) for norm in norms for each in norm.buffers()}
         self.read.clear()
         self._values.clear()
         for name, buffer in named_tensors(step, BUFFERS).items():

@@ -21,7 +21,7 @@ from ignite_ipu.program.guards.saved_attributes import SavedAttributes
 from ignite_ipu.program.guards.values import FUNCTIONS, READ, Reader, is_fixed, is_grown, leave_behind, replaced_tensors
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.user_code import read_by
-from ignite_ipu.torch_names.modules import FORWARD_HOOKS, MODULES, global_hooks
+from ignite_ipu.torch_names.modules import FORWARD_HOOKS, MODULES, all_named_modules, global_hooks
 
 _VALUES = (*READ, *FUNCTIONS, nn.Module)
 _GLOBAL_HOOKS = global_hooks(*FORWARD_HOOKS)
@@ -262,7 +262,7 @@ def _parts_of(*called: Any) -> List[Tuple[str, Any]]:
     """Return the code of a call of modules and functions, with paths: all modules, and the hooks of any."""
     parts: List[Tuple[str, Any]] = []
     for each in called:
-        parts += each.named_modules() if isinstance(each, nn.Module) else [("", each)]
+        parts += all_named_modules(each) if isinstance(each, nn.Module) else [("", each)]
     return [*parts, *[("self", hook) for hooks in _GLOBAL_HOOKS for hook in hooks.values()]]
 
 

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 import torch
 from torch import nn
 
-from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS
+from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, all_named_modules
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 # The base class, so that these stay the originals if `torch.Tensor.grad` is replaced.
@@ -69,7 +69,7 @@ def table_of(module: nn.Module, kind: str) -> Mapping[str, Any]:
 def named_tensors(model: nn.Module, *kinds: str) -> Dict[str, torch.Tensor]:
     """Return parameters and buffers by name, or one of these `kinds`, without the look that makes a model download."""
     found: Dict[str, torch.Tensor] = {}
-    for prefix, module in model.named_modules():
+    for prefix, module in all_named_modules(model):
         for kind in kinds or (PARAMETERS, BUFFERS):
             for name, tensor in table_of(module, kind).items():
                 if tensor is not None:
@@ -84,7 +84,7 @@ def with_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Itera
     PopTorch copies weights by name into the tensors of the model. Tensors of a removed module are left out.
     """
     changed = []
-    modules = dict(model.named_modules()) if tensors else {}
+    modules = dict(all_named_modules(model)) if tensors else {}
     for path, tensor in tensors.items():
         prefix, _, name = path.rpartition(".")
         if prefix in modules:

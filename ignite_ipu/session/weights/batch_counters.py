@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.program.tensors.raw import plain
-from ignite_ipu.torch_names.modules import NormWithStatistics
+from ignite_ipu.torch_names.modules import NormWithStatistics, all_modules
 
 Counted = Sequence[Tuple[torch.Tensor, int]]
 """Counters of batches, and by how much one forward advances each."""
@@ -50,5 +50,5 @@ class BatchCounters:
 
 def counted_by_norms(module: nn.Module) -> Counted:
     """Return the counts of one forward that calls every normalisation in training mode once."""
-    norms = [each for each in module.modules() if isinstance(each, NormWithStatistics) and each.training]
+    norms = [each for each in all_modules(module) if isinstance(each, NormWithStatistics) and each.training]
     return [(each.num_batches_tracked, 1) for each in norms if each.num_batches_tracked is not None]
