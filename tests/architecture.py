@@ -9,7 +9,8 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, Iterator, List, Set, Tuple
+from types import FrameType
+from typing import Any, Dict, Iterator, List, Set, Tuple, Type
 
 import ignite_ipu
 
@@ -17,6 +18,7 @@ ROOT = Path(ignite_ipu.__file__).parent
 PACKAGES = ("emulator", "deferred", "migration", "pipeline")
 MOST_MEMBERS = 25
 """A class with more members is asking to be two."""
+_PASSING = ("ignite_ipu.emulator", "ignite_ipu.program.refusal_frames")
 Graph = Dict[str, Set[str]]
 
 
@@ -102,6 +104,42 @@ def figures() -> Dict[str, int]:
         **{f"circles in {name}": len(circles(rooms(modules, f"ignite_ipu.{name}"))) for name in PACKAGES},
         "modules of the planner that a trainer loads": len(loaded_by_a_trainer()),
     }
+
+
+class Climbs:
+    """A function for `sys.setprofile`, which finds calls that hand a value to a module that imports the caller's.
+
+    Such a value goes up again on its way down through the floors. Functions that only wrap another one are no callers.
+
+    Args:
+        modules: The imports of each module.
+        values: The classes of values.
+
+    Attributes:
+        found: The calls, as `caller > called: class`.
+    """
+
+    def __init__(self, modules: Graph, *values: Type[Any]) -> None:
+        self.found: Set[str] = set()
+        self._imported = {name: _reached(name, modules) for name in modules}
+        self._files = {str(ROOT.parent / name.replace(".", "/")) + ".py": name for name in modules}
+        self._values = values
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        called = self._files.get(code.co_filename) if event == "call" else None
+        if called is None or called.startswith("ignite_ipu.emulator."):
+            return
+        back = frame.f_back
+        while back is not None and self._files.get(back.f_code.co_filename, "ignite_ipu.emulator").startswith(_PASSING):
+            back = back.f_back
+        caller = None if back is None else self._files[back.f_code.co_filename]
+        if back is None or caller not in self._imported[called] - {called}:
+            return
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        for given in map(type, map(frame.f_locals.get, names)):
+            if issubclass(given, self._values):
+                self.found.add(f"{caller}.{back.f_code.co_name} > {called}.{code.co_name}: {given.__name__}")
 
 
 def draw(house: Graph, into: Path) -> None:

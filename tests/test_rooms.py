@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
-from tests.architecture import PACKAGES, ROOT, circles, draw, imports, members, rooms
+from ignite_ipu import IPUConfig, backend, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu.session.resolved import Resolved
+from tests.architecture import PACKAGES, ROOT, Climbs, circles, draw, imports, members, rooms
 
 FLOORS = (
     ("capabilities", "operators", "torch_names"),  # which the emulator shares
@@ -93,6 +99,24 @@ def test_no_other_class_has_many_members():
     """One concept each: states, and collaborators with names of their own."""
     wide = {name.partition(".")[2] for name, size in members().items() if size > MOST_MEMBERS}
     assert wide <= WIDE
+
+
+def test_a_value_goes_down_through_the_floors_once(modules):
+    """Options, model and optimizer, from the arguments of a trainer and an evaluator to the executors."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer, options = torch.optim.Adam(model.parameters()), backend.poptorch().Options()
+    climbs = Climbs(modules, type(options), Resolved, IPUConfig, type(model), type(optimizer))
+    batch = torch.randn(3, 4), torch.randint(2, (3,))
+    before = sys.getprofile()
+    sys.setprofile(climbs)
+    try:
+        trainer = create_ipu_trainer(model, optimizer, F.cross_entropy, config=IPUConfig(options=options))
+        trainer.run([batch])
+        create_ipu_evaluator(model).run([batch])
+        trainer.ipu.close()
+    finally:
+        sys.setprofile(before)
+    assert climbs.found == set()
 
 
 def test_the_picture_shows_the_rooms_that_there_are(tmp_path, modules):

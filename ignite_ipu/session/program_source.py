@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence
 
-from torch import nn
-
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.session.hooks import SessionHooks
@@ -18,9 +16,9 @@ from ignite_ipu.session.weights.tracker import Weights
 if TYPE_CHECKING:
     from ignite_ipu.session.placement import Placing
 
-OnTrace = Callable[[nn.Module, Sequence[str], bool], None]
-"""Called with a model that was traced, the Python values that its forward changes in every call, and whether these only
-keep tensors of the call; may refuse the model."""
+OnTrace = Callable[[str, bool], None]
+"""Called with the reason why a program does not compute as its traced model, which changes Python values in every call,
+and whether these only keep tensors of the call; may refuse the model."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

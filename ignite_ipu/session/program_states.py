@@ -17,6 +17,7 @@ from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.micro_batches import sample_count
 from ignite_ipu.program.options import misspelt_settings_named
 from ignite_ipu.program.tensors.raw import classes_of, put_classes
+from ignite_ipu.program.traced_places import changes_in_every_call
 from ignite_ipu.session.carrying import CarryingExecutor
 from ignite_ipu.session.compilation import check_compiled, traced_on_host
 from ignite_ipu.session.compiled_program import CompiledProgram
@@ -135,8 +136,8 @@ class Wrapped(_NotCompiled):
         changed = attributes.changed(before)
         kept.put_back(kept=step.computed.names(step))
         python, trace = traced_on_host(source, leaves)
-        if source.on_trace is not None:
-            source.on_trace(step.model, trace.varying, trace.retrace.only_keeps)
+        if source.on_trace is not None and trace.varying:
+            source.on_trace(changes_in_every_call(step.model, trace.varying), trace.retrace.only_keeps)
         check_compiled(source, trace, self.own_statistics)
         python = python if python.complete else step.python_state()
         compiled = CompiledProgram(source, self.executor, self._geometry_of(batch), python, changed, trace)

@@ -12,7 +12,6 @@ from torch import nn
 from ignite_ipu.errors import SessionError, logger
 from ignite_ipu.program.module_state import NEVER
 from ignite_ipu.program.module_tables import CHANGES
-from ignite_ipu.program.traced_places import changes_in_every_call
 from ignite_ipu.session.compiled_program import CompiledProgram
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.program import ModelProgram
@@ -111,15 +110,13 @@ class ModelChanges:
         self._compile_again(program)
         program.changed = [f"something that the code of {name} does not name: {found}"]
 
-    def refuse_frozen(self, model: nn.Module, varying: Sequence[str], only_keeps: bool) -> None:
-        """Refuse a forward that changes Python values in every call (`varying`): a compiled program runs it once.
+    def refuse_frozen(self, reason: str, only_keeps: bool) -> None:
+        """Refuse, for a reason, a forward that changes Python values in every call: a compiled program runs it once.
 
         Results of the trace that stay the same in another call, such as a cache, are no such values.
         """
-        if varying:
-            reason = changes_in_every_call(model, varying)
-            follower = self._hooks.follower
-            (follower.report_kept if only_keeps else follower.refuse_frozen)(reason)
+        follower = self._hooks.follower
+        (follower.report_kept if only_keeps else follower.refuse_frozen)(reason)
 
     def _replace(self, program: ModelProgram, changed: Sequence[str], message: str) -> None:
         self.refuse_replaced()
