@@ -25,7 +25,7 @@ def losses_ahead(update: FusedUpdate, value: Value, operations: Sequence[Operati
         return ()
     ahead: List[Loss] = []
     evaluates = any(each.signature.evaluates for each in operations)  # which may go backward, or not
-    if not (update.pending or evaluates) and update.loop.postponed is None:
+    if not (update.gradients.pending or evaluates) and update.loop.postponed is None:
         loss = expected_loss(value, current_line())
         ahead += [] if loss is None else [loss]
     if update.makes_all:
@@ -33,7 +33,7 @@ def losses_ahead(update: FusedUpdate, value: Value, operations: Sequence[Operati
     # Other optimizers may use the losses: the update is the one before, or none.
     if not all(update.training.gradients.awaits(each) for each in operations if each.signature is NORM):
         return None
-    losses = update.reach.chosen([*update.pending, *ahead])
+    losses = update.turn.reach.chosen([*update.gradients.pending, *ahead])
     made = {operation for loss in losses for operation in loss.operations}
     calls = {each for each in operations if each.signature.modes is not None and not each.done}
     return ahead if losses and calls <= made and update.training.expects(losses) else None
@@ -54,7 +54,7 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
     try:
         for loss in losses:
             reached[loss] = books.check_backward(loss)
-        for entry in books.gradients.within(update.own) if losses else ():
+        for entry in books.gradients.within(update.gradients.own) if losses else ():
             # Gradients of the update before may still be cleared.
             entry.used, entry.made = None, []
         for loss in losses:
@@ -62,17 +62,17 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
                 each.backward(loss)
             note_backward(loss)
         pending = update.check()
-        optimizer, link, stepped = update.training.optimizer, update.training.link, update.stepped
+        optimizer, link, stepped = update.training.optimizer, update.training.link, update.turn.stepped
         back = None
         if update.keeps_before and optimizer is not None:
-            chosen = update.reach.chosen(pending)
+            chosen = update.turn.reach.chosen(pending)
             operations = [operation for loss in chosen for operation in loss.operations]
             loop.buffers.refuse_replayed(operations)
             restore = loop.buffers.state_of(operations)
             if loop.buffers.waiting:
-                update.settle_calls(chosen)
+                loop.buffers.before_update(chosen, loop, waits=not update.makes_all)
             back = TakenBack.of(loop.session, optimizer, link)
-        made = update.run(pending, update.entries)
+        made = update.run(pending, update.gradients.entries)
     except CaptureError:
         restore()
         books.gradients.entries = before if losses else books.gradients.entries
@@ -82,7 +82,7 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
     if losses:
         books.gradients.entries = before
     else:
-        books.gradients.use(update.own, early.line, made, update.training.clipping.norm)
+        books.gradients.use(update.gradients.own, early.line, made, update.training.clipping.norm)
     for loss in losses:
         loss.value.went_backward = functools.partial(_confirm, update, made, loss, reached[loss])
     loop.withheld.update = early
@@ -90,7 +90,7 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
 
 def _confirm(update: FusedUpdate, made: Mapping[Loss, Made], loss: Loss, reached: Sequence[FusedUpdate]) -> None:
     """Let a loss go backward, for the updates that it is of, of which one was made ahead."""
-    early, books, uncleared = update.early, update.books, update.uncleared
+    early, books, uncleared = update.early, update.books, update.gradients.uncleared
     assert early is not None
     if uncleared is not None and early.can_be_taken_back:
         update.loop.now.updates.leave_device(f"The gradients of the update made at {uncleared} are used again.")
@@ -98,10 +98,10 @@ def _confirm(update: FusedUpdate, made: Mapping[Loss, Made], loss: Loss, reached
         return
     early.confirm(uncleared)
     for each in reached:
-        books.gradients.add(each.own, loss)
+        books.gradients.add(each.gradients.own, loss)
     books.add_to_unheld(loss)
     update.loop.setup.observer.went_backward(update.loop)
-    books.gradients.use(update.own, early.line, made, update.training.clipping.norm)
+    books.gradients.use(update.gradients.own, early.line, made, update.training.clipping.norm)
 
 
 def take_back(update: FusedUpdate) -> None:
@@ -111,11 +111,11 @@ def take_back(update: FusedUpdate) -> None:
         return
     early.back.put_back(update.loop.session)
     forget_average(update.loop.module)
-    update.stepped = early.stepped
+    update.turn.stepped = early.stepped
     for made in early.made:
         made.take_back()
         made.loss.value.went_backward = None
         calls = [each for each in made.loss.operations if each.signature.writes]
         update.loop.buffers.waiting.update({call.number: call for call in calls})
-    for entry in () if early.awaited else update.books.gradients.within(update.own):
+    for entry in () if early.awaited else update.books.gradients.within(update.gradients.own):
         entry.losses, entry.made, entry.used = [made.loss for made in entry.made], [], None

@@ -30,10 +30,10 @@ def clip(
     before = training.clipping.so_far
     if chosen is None:
         _check_all(update, parameters, given)
-    if not any(entry.exists for entry in update.entries):
+    if not any(entry.exists for entry in update.gradients.entries):
         # Nothing is clipped that is not there.
         return torch.tensor(0.0)
-    pending, early = update.pending, update.early
+    pending, early = update.gradients.pending, update.early
     if early is not None:
         early.check_confirmed()
     if chosen is None and (pending or early is not None):
@@ -41,7 +41,7 @@ def clip(
     if chosen is None and not pending and early is None:
         if update.loop.now.updates.may_leave:
             raise CaptureError(f"Gradients are clipped at {current_line()} after the update that used them.")
-        for entry in update.entries:
+        for entry in update.gradients.entries:
             entry.unknown = f"gradients were clipped at {current_line()}, after the update that used them"
     if not pending and found.available:
         return found.norm(chosen, norm_type, before if early is not None else training.clipping.norm)
@@ -72,5 +72,5 @@ def _check_all(update: FusedUpdate, parameters: Iterable[torch.Tensor], given: A
         told = len(parameters)
     trained = update.training.modes.trained()
     if (told, trained) != update.training.clipping.checked:
-        update.books.views.check_all(parameters, update.own)
+        update.books.views.check_all(parameters, update.gradients.own)
         update.training.clipping.checked = told, trained

@@ -10,7 +10,13 @@ from torch.nn.utils import clip_grad_norm_  # PyTorch's own, which a script's ca
 
 from ignite_ipu.deferred.model.clipping import clip
 from ignite_ipu.deferred.model.fused_update import Books, FusedUpdate
-from ignite_ipu.deferred.model.gradient_reads import has_gradient, read_gradient, show_host_gradients, shows_gradient
+from ignite_ipu.deferred.model.gradient_reads import (
+    has_gradient,
+    read_gradient,
+    show_host_gradients,
+    shows_gradient,
+    shows_used,
+)
 from ignite_ipu.deferred.model.gradient_views import GradientViews, clear_those_of_the_host
 from ignite_ipu.deferred.model.gradients import GradientBook
 from ignite_ipu.deferred.model.history import History
@@ -66,7 +72,11 @@ class FusedGradients:
         """Return the update of all parameters that are to be clipped."""
         for update in self.books.updates:
             update.look()
-        found = [update for update in self.books.updates if update.trains_some(parameters)]
+        found = [
+            each
+            for each in self.books.updates
+            if each.makes_all or any(id(one) in each.gradients.own for one in parameters)
+        ]
         if len(found) != 1:
             raise CaptureError(
                 f"Gradients of {self._loop.name} are used at {current_line()} that are several optimizers', or none's: "
@@ -83,16 +93,16 @@ class FusedGradients:
     def clear(self, ids: FrozenSet[int], set_to_none: bool = True) -> None:
         """Clear the gradients of parameters on the device, to None or to zeros."""
         book, views, every, self.books.steady = self.books.gradients, self.books.views, self.books.updates, None
-        updates = every if len(every) == 1 and ids is every[0].own else _sharing(every, ids)
+        updates = every if len(every) == 1 and ids is every[0].gradients.own else _sharing(every, ids)
         if self._loop.updates.may_leave and self._keeps_from_clearing(updates, ids):
             self._loop.updates.leave_device(f"Gradients that no update has used are cleared at {current_line()}.")
             clear_those_of_the_host([each for each in self._loop.modes.parameters if id(each) in ids], set_to_none)
             return
         if not set_to_none:
             for update in updates:
-                update.note_given(ids)
+                update.gradients.note_given(ids, update.training.reached)
         elif views.held:
-            views.clear(ids, all(update.shows_used for update in updates))
+            views.clear(ids, all(shows_used(update) for update in updates))
         dropped = book.clear(ids, None if set_to_none else current_line())
         for update in updates:
             update.cleared(dropped)
@@ -135,10 +145,10 @@ class FusedGradients:
         """Bring gradients to the host that the loop writes, or reads when the last update has not returned them."""
         if not self._loop.updates.may_leave:
             return
-        if writes or not all(update.shows_used for update in self.books.updates if update.has_gradients):
+        if writes or not all(shows_used(update) for update in self.books.updates if update.gradients.exist):
             self._loop.updates.leave_device(f"Gradients are used at {current_line()}.")
 
 
 def _sharing(updates: Sequence[FusedUpdate], ids: FrozenSet[int]) -> Sequence[FusedUpdate]:
     """Return the updates of some of the parameters."""
-    return [update for update in updates if not ids.isdisjoint(update.own)]
+    return [update for update in updates if not ids.isdisjoint(update.gradients.own)]

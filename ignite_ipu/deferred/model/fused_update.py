@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
 import weakref
-from typing import AbstractSet, Callable, FrozenSet, Iterable, List, Mapping, Optional, Sequence
+from typing import AbstractSet, Callable, List, Mapping, Optional, Sequence
 
 import torch
 
 from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
-from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, keep_weights
+from ignite_ipu.deferred.graph.operations import USES, Operation, keep_weights
 from ignite_ipu.deferred.graph.owners import MODEL, held_by
 from ignite_ipu.deferred.graph.step_graph import Loss, gradient_path
 from ignite_ipu.deferred.model.early_update import EarlyUpdate
 from ignite_ipu.deferred.model.gradient_views import GradientViews
-from ignite_ipu.deferred.model.gradients import Entry, GradientBook, losses_of
+from ignite_ipu.deferred.model.gradients import Entry, GradientBook, OwnGradients, losses_of
 from ignite_ipu.deferred.model.held_parameters import HeldParameters
 from ignite_ipu.deferred.model.history import History, Made
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.obstacles import obstacle
 from ignite_ipu.deferred.model.steady import Steady
-from ignite_ipu.deferred.model.turns import (
-    Everything,
-    OlderWeights,
-    Reach,
-    begin_again,
-    forget,
-    keep_buffers,
-    trained_in,
-)
+from ignite_ipu.deferred.model.turns import Reach, Turn, forget, trained_in
 from ignite_ipu.errors import CaptureError, IPUError
-from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.data_parallel import Reducer
 from ignite_ipu.session.gradient_hooks import GradientHooks
-
-_ORDER = itertools.count(1)
 
 
 @dataclasses.dataclass(eq=False)
@@ -74,7 +62,7 @@ class Books:
         reached: List[FusedUpdate] = []
         for update in self.updates:
             update.look()
-            chosen = update.reach.chosen([loss])
+            chosen = update.turn.reach.chosen([loss])
             if chosen:
                 reached.append(update)
             if update.early is not None or chosen:
@@ -84,9 +72,9 @@ class Books:
     def add_to_unheld(self, loss: Loss) -> None:
         """Add the gradients of a loss to those of parameters that no optimizer holds, which no update clears."""
         book = self.gradients
-        rest = (book.all & trained_in(loss)).difference(*[update.own for update in self.updates])
+        rest = (book.all & trained_in(loss)).difference(*[update.gradients.own for update in self.updates])
         # Those of updates that have run are lost with these, if the parameters had any of them.
-        pending = {id(each) for update in self.updates for each in update.pending} if rest else set()
+        pending = {id(each) for update in self.updates for each in update.gradients.pending} if rest else set()
         for entry in book.within(rest) if rest else ():
             used = [before for before in entry.losses if id(before) not in pending]
             if any(not entry.ids.isdisjoint(trained_in(before)) for before in used):
@@ -102,7 +90,7 @@ class Books:
         """Return the update of a parameter, by its id in a set; any for one that no optimizer holds."""
         for update in self.updates:
             update.look()
-            if not ids.isdisjoint(update.own):
+            if not ids.isdisjoint(update.gradients.own):
                 return update
         return self.updates[-1]
 
@@ -112,48 +100,28 @@ class FusedUpdate:
 
     Attributes:
         training: The programs that make the updates.
-        own: The ids of the parameters that this optimizer trains: all, until it is known.
+        gradients: The gradients of the parameters that this optimizer trains.
+        turn: The place of its updates among those of other optimizers.
         held: The parameters that it holds.
         shown: How many losses the gradients that the host has computed are of.
         early: The update that ran before its `optimizer.step()`, until that comes.
-        older: Weights of other optimizers before their steps, with which the pending losses were computed.
-        reach: Finds the operations of losses that this optimizer's update makes.
-        stepped, order: When the last update ran, by `CLOCK`; and its number among those of several optimizers.
     """
 
     def __init__(self, books: Books) -> None:
         self.books = books
         self.loop = loop = books.loop
         self.training = FusedPrograms(loop.session, loop.setup.config, loop.modes, loop.places)
-        self.own = books.gradients.all
+        self.gradients = OwnGradients(books.gradients)
+        self.turn = Turn()
         self.early: Optional[EarlyUpdate] = None
         self.shown = 0
-        self.reach: Reach = Everything()
-        self.stepped = self.order = 0
         self.held = HeldParameters(books.gradients)
-        self.older = OlderWeights()
 
     def look(self) -> None:
         """Notice which parameters the optimizer holds by now."""
         training = self.training
         if training.own is None and training.optimizer is not None:
-            self.own = self.held.of(training.optimizer)
-
-    @property
-    def entries(self) -> List[Entry]:
-        """The entries in the gradient book of this optimizer's parameters."""
-        book = self.books.gradients
-        return book.entries if len(book.entries) == 1 else book.of(self.own)
-
-    @property
-    def pending(self) -> Sequence[Loss]:
-        """Losses that went backward and of which no update has been made."""
-        return losses_of(self.entries)
-
-    @property
-    def uncleared(self) -> Optional[Line]:
-        """Line of the last update, as long as its gradients have not been cleared."""
-        return next((entry.used for entry in self.entries if entry.used is not None), None)
+            self.gradients.own = self.held.of(training.optimizer)
 
     @property
     def makes_all(self) -> bool:
@@ -163,54 +131,13 @@ class FusedUpdate:
     def train_held(self) -> None:
         """Train the parameters that the optimizer holds now, and no others; those have optimizers of their own."""
         assert self.training.optimizer is not None
-        self.own = held_by(self.training.optimizer)
+        own = self.gradients.own = held_by(self.training.optimizer)
         self.training.forget_program()
-        self.training.own, self.reach = self.own, Reach(self.own)
-
-    @property
-    def accumulates(self) -> Optional[bool]:
-        """True if an update so far was made from several micro-batches; None before the first."""
-        if not self.makes_all:
-            return False  # they are compared with the last update each time
-        most = self.training.most_micro_batches
-        return None if most is None else most > 1
-
-    @property
-    def has_gradients(self) -> bool:
-        """True if there are gradients that an update has used or will use."""
-        return any(entry.used is not None or entry.losses for entry in self.entries)
-
-    def trains_some(self, parameters: Iterable[torch.Tensor]) -> bool:
-        """Return whether it is the update of any of some parameters."""
-        return self.makes_all or any(id(parameter) in self.own for parameter in parameters)
+        self.training.own, self.turn.reach = own, Reach(own)
 
     @property
     def _others(self) -> List[FusedUpdate]:
-        return [turn for turn in self.books.updates if turn is not self]
-
-    @property
-    def is_known(self) -> bool:
-        """True if all losses of the pending update were computed for those of other optimizers."""
-        return all(loss.value.operation.done for loss in self.pending)
-
-    def go_on_from(self, before: FusedUpdate) -> None:
-        """Go on from the updates of a model that has other weights by now, of which some may be left."""
-        modes = before.training.modes
-        left = {id(parameter) for parameter, trained in zip(modes.parameters, modes.trained()) if trained}
-        left &= self.books.gradients.all
-        for entry in before.entries:
-            if entry.exists:
-                line = entry.losses[-1].line if entry.losses else entry.used
-                reached = before.training.reached(entry.losses or None)
-                for mine in self.books.gradients.within(entry.ids & left):
-                    mine.used, mine.zeros, mine.given = line, entry.zeros, entry.given | (reached & mine.ids)
-                    if line is not None:
-                        mine.unknown = f"the gradients are those of {line}, before weights of the model were replaced"
-        if before.pending:
-            before.discard("weights of the model were replaced")
-        state = before.training.random_state()
-        if state is not None:
-            self.training.set_random_state(state)
+        return [update for update in self.books.updates if update is not self]
 
     def check_backward(self, loss: Loss, chosen: Sequence[Loss]) -> None:
         """Raise a CaptureError if a fused update cannot be of a loss and of those that went backward before.
@@ -224,16 +151,16 @@ class FusedUpdate:
                 "micro-batch where several were meant. When gradients accumulate, keep loss.detach() and read it after "
                 "optimizer.step()."
             )
-        if self.training.clipping.asked and self.pending:
+        if self.training.clipping.asked and self.gradients.pending:
             raise CaptureError(
                 f"backward() at {loss.line} follows a clip_grad_norm_ of the gradients so far: PyTorch adds the new "
                 "gradients to the clipped ones, while a device clips all gradients of an update together. Clip once, "
                 f"after the last backward(). {ON_THE_HOST}"
             )
-        self.books.views.refuse_those_of_before(self.own)
+        self.books.views.refuse_those_of_before(self.gradients.own)
         for each in chosen:
             for operation in each.operations:
-                if operation.number <= self.stepped and not operation.is_spent and self.reach.uses(operation):
+                if operation.number <= self.turn.stepped and not operation.is_spent and self.turn.reach.uses(operation):
                     raise CaptureError(
                         f"The loss that goes backward at {loss.line} was computed at {operation.line}, and its weights "
                         "have been updated since. PyTorch computes gradients with the previous weights, or refuses it, "
@@ -245,7 +172,7 @@ class FusedUpdate:
 
     def backward(self, loss: Loss) -> None:
         """Let a loss go backward, which was checked before."""
-        entries = self.books.gradients.within(self.own)
+        entries = self.books.gradients.within(self.gradients.own)
         waits = any([entry.losses for entry in entries]) or self.loop.setup.postponed() is not None
         self.training.keep_inputs(loss, waits)
         for entry in entries:
@@ -268,8 +195,8 @@ class FusedUpdate:
             return
         books, self.books.steady = self.books, None
         self.look()
-        books.views.refuse_those_of_the_host(self.own)
-        entries = self.entries
+        books.views.refuse_those_of_the_host(self.gradients.own)
+        entries = self.gradients.entries
         if not any([entry.exists for entry in entries]):
             return
         if books.hooks.among(self.loop.modes.parameters):
@@ -287,7 +214,7 @@ class FusedUpdate:
             except BaseException:
                 clipping.asked = asked
                 raise
-            books.gradients.use(self.own, line, made, clipping.norm)
+            books.gradients.use(self.gradients.own, line, made, clipping.norm)
             books.steady = Steady.of(self)
 
     def check(self, entries: Optional[Sequence[Entry]] = None) -> Sequence[Loss]:
@@ -299,7 +226,7 @@ class FusedUpdate:
         Raises:
             CaptureError: The device cannot make it.
         """
-        training, entries = self.training, entries or self.entries
+        training, entries = self.training, entries or self.gradients.entries
         losses, reason = losses_of(entries), None
         if len(entries) > 1 or entries[0].used is not None or not losses:
             reason = obstacle(entries, losses, training, self.books.views)
@@ -322,37 +249,18 @@ class FusedUpdate:
         """True if the weights before the pending update are kept: the device has no later ones by another's."""
         return self.is_watched and all(other.early is None for other in self._others)
 
-    @property
-    def has_returned(self) -> bool:
-        """True if the gradients that the device has brought back are those of the gradient book."""
-        awaits = self.early is not None and self.early.awaited
-        return self.training.gradients.available and not awaits
-
-    @property
-    def shows_used(self) -> bool:
-        """True if the gradients that the last update used are there to be shown."""
-        entries = self.entries
-        used = any(entry.used is not None for entry in entries) and not losses_of(entries)
-        return used and self.has_returned
-
     def zero_grad(self, optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
         """Clear gradients as `zero_grad` of an optimizer that makes these updates."""
         ids = self.held.of(optimizer)
         self.books.views.zero_grad(optimizer, self.held.beside, set_to_none)
         self.loop.updates.gradients.clear(ids, set_to_none)
 
-    def note_given(self, ids: FrozenSet[int]) -> None:
-        """Note which parameters have gradients of pending losses, before these are made zero."""
-        for entry in self.books.gradients.within(ids & self.own) if self.pending else ():
-            if entry.losses:
-                entry.given |= self.training.reached(entry.losses)
-
     def cleared(self, dropped: Sequence[Loss]) -> None:
         """Follow gradients that were cleared, by which losses were dropped that no update will be made of."""
         if self.early is not None and self.early.awaited:
             # They were the previous gradients; those of the update come with its `backward()`.
             return
-        for entry in self.entries:
+        for entry in self.gradients.entries:
             if entry.used is not None or entry.zeros is not None:
                 break
         else:
@@ -364,12 +272,12 @@ class FusedUpdate:
                 "ipu_prepare or an IPUAccelerator."
             )
         awaited = self.training.gradients.norms
-        if dropped or self.shown or awaited or (self.older.kept and not self.books.awaits_backward):
+        if dropped or self.shown or awaited or (self.turn.older.kept and not self.books.awaits_backward):
             self.discard(f"its gradients were dropped by zero_grad() at {current_line()}", dropped)
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
         other = self.training.optimizer
-        if other is not None and (self.early is not None or not self.pending):
+        if other is not None and (self.early is not None or not self.gradients.pending):
             what = f"for the value read at {self.early.line}" if self.early is not None else "already"
             raise CaptureError(
                 f"{type(optimizer).__name__}.step() at {current_line()}: the update was made {what}, by another "
@@ -378,16 +286,12 @@ class FusedUpdate:
             )
         self.training.change_optimizer(optimizer)
 
-    def settle_calls(self, chosen: Sequence[Loss]) -> None:
-        """Settle the calls that write buffers and that an update by some losses leaves out, or refuse the update."""
-        self.loop.buffers.before_update(chosen, self.loop, waits=not self.makes_all)
-
     def run(self, losses: Sequence[Loss], entries: Sequence[Entry]) -> Mapping[Loss, Made]:
         """Run the update of the pending losses, which are in entries; returns them as they were, if they are kept."""
         loop, self.shown = self.loop, 0
         zeros = [entry.zeros for entry in entries if entry.zeros is not None]
         self.training.zeroed = zeros[0] if zeros else None
-        chosen, buffers = self.reach.chosen(losses), loop.buffers
+        chosen, buffers = self.turn.reach.chosen(losses), loop.buffers
         operations = chosen[0].operations
         if len(chosen) != 1:
             operations = [operation for loss in chosen for operation in loss.operations]
@@ -398,7 +302,7 @@ class FusedUpdate:
         in_update = None if buffers.is_empty else buffers.in_update(operations)
         restore = None if in_update is None else buffers.state_of(operations)
         if buffers.waiting:
-            self.settle_calls(chosen)
+            buffers.before_update(chosen, loop, waits=not self.makes_all)
         if USES:
             keep_weights([loop])
         may_leave, done = loop.now.updates.may_leave, [each.done for each in operations]
@@ -411,7 +315,7 @@ class FusedUpdate:
         except BaseException as error:
             self.fail(losses, error, done, operations, restore)
             raise
-        self.stepped, self.order = CLOCK.now, next(_ORDER)
+        self.turn.note_step()
         return made
 
     def fail(
@@ -441,41 +345,25 @@ class FusedUpdate:
         if alone:
             self.training.run(losses)
         else:
-            self._run_beside_others(losses, chosen)
+            operations = [operation for loss in chosen for operation in loss.operations]
+            others = [(other.turn, other.gradients.pending) for other in self._others]
+            with self.turn.beside(others, losses, operations, self.loop.session) as keeps:
+                self.training.run(chosen, keeps)
         return made
-
-    def _run_beside_others(self, losses: Sequence[Loss], chosen: Sequence[Loss]) -> None:
-        """Run an update, and keep the operations and current weights that updates of other optimizers need."""
-        weights, others = self.loop.session.weights, self._others
-        for other in others:
-            computed = [each for loss in other.reach.chosen(other.pending) for each in loss.operations]
-            other.older.keep(self.reach, computed, self.loop.session)
-        path = {operation for loss in losses if not loss.retained for operation in gradient_path(loss.value)}
-        awaited = {each for other in others for loss in other.pending for each in gradient_path(loss.value)}
-
-        def keeps(operation: Operation) -> bool:
-            return operation.signature.trains and (operation not in path or operation in awaited)
-
-        operations = [operation for loss in chosen for operation in loss.operations]
-        values = self.older.values([(other.reach, other.stepped) for other in others], operations)
-        values += begin_again(operations)
-        keep_buffers(operations, awaited, keeps, weights)
-        self.older.clear()
-        with weights.with_others(values) if values else contextlib.nullcontext():
-            self.training.run(chosen, keeps)
-        forget(path - awaited)
 
     def discard(self, problem: str, dropped: Optional[Sequence[Loss]] = None) -> None:
         """Discard losses that went backward, or all: their values will never be known, for a reason."""
-        losses = list(self.pending) if dropped is None else dropped
+        losses = list(self.gradients.pending) if dropped is None else dropped
         self.shown = 0
         self.books.gradients.drop(losses)
-        if not self.pending:
+        if not self.gradients.pending:
             self.training.clipping.asked = False
             self.training.gradients.discard(problem)
             if not self.books.awaits_backward:
-                self.older.clear()
-        awaited = {operation for other in self._others for loss in other.pending for operation in loss.operations}
+                self.turn.older.clear()
+        awaited = {
+            operation for other in self._others for loss in other.gradients.pending for operation in loss.operations
+        }
         for loss in losses:
             loss.discard(problem, awaited)
             if not (self.makes_all or loss.retained):

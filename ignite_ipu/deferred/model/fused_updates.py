@@ -61,7 +61,7 @@ class FusedUpdates:
     @property
     def pending(self) -> Sequence[Loss]:
         first, *others = self.books.updates
-        return list(dict.fromkeys(loss for update in (first, *others) for loss in update.pending))
+        return list(dict.fromkeys(loss for update in (first, *others) for loss in update.gradients.pending))
 
     @property
     def is_ahead(self) -> bool:
@@ -69,7 +69,7 @@ class FusedUpdates:
 
     @property
     def is_known(self) -> bool:
-        return not self.is_ahead and all(update.is_known for update in self.books.updates)
+        return not self.is_ahead and all(loss.value.operation.done for loss in self.pending)
 
     @property
     def has_trained(self) -> bool:
@@ -78,12 +78,15 @@ class FusedUpdates:
 
     @property
     def uncleared(self) -> Optional[Line]:
-        return next((update.uncleared for update in self.books.updates if update.makes_all), None)
+        return next((update.gradients.uncleared for update in self.books.updates if update.makes_all), None)
 
     @property
     def accumulates(self) -> Optional[bool]:
-        found = {update.accumulates for update in self.books.updates}
-        return None if None in found else any(found)
+        first = self.books.updates[0]
+        if not first.makes_all:
+            return False  # updates by several optimizers are compared with the last ones each time
+        most = first.training.most_micro_batches
+        return None if most is None else most > 1
 
     def update_of(self, optimizer: torch.optim.Optimizer) -> FusedUpdate:
         """Return the update by an optimizer, which has parameters of its own where another one is known."""
@@ -101,8 +104,8 @@ class FusedUpdates:
         free.look()
         for update in updates if self.take_turns else ():
             update.train_held()
-            for entry in self.books.gradients.within(update.own):
-                entry.losses = [loss for loss in entry.losses if update.reach.chosen([loss])]
+            for entry in self.books.gradients.within(update.gradients.own):
+                entry.losses = [loss for loss in entry.losses if update.turn.reach.chosen([loss])]
         return free
 
     def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -162,10 +165,10 @@ class FusedUpdates:
         if any(map(self.are_stale, calls)):
             return None
         # Where optimizers take turns, the one that stepped longest ago comes next.
-        for update in sorted(updates, key=lambda update: update.order):
+        for update in sorted(updates, key=lambda update: update.turn.order):
             losses = losses_ahead(update, value, operations)
             if losses is not None:
-                return functools.partial(self.run_ahead, update.own, losses)
+                return functools.partial(self.run_ahead, update.gradients.own, losses)
         return None
 
     def run_ahead(self, ids: AbstractSet[int], losses: Sequence[Loss]) -> None:
@@ -191,8 +194,8 @@ class FusedUpdates:
         """The device changes them."""
 
     def are_stale(self, call: Operation) -> bool:
-        late = [update for update in self.books.updates if update.stepped >= call.number and not call.done]
-        return any(update.reach.uses(call) for update in late)
+        late = [update for update in self.books.updates if update.turn.stepped >= call.number and not call.done]
+        return any(update.turn.reach.uses(call) for update in late)
 
     def leave_device(self, reason: str, error: Optional[Exception] = None) -> None:
         if self.standby is None:
@@ -220,7 +223,7 @@ class FusedUpdates:
             # Several optimizers each go on; a single one may be followed by another that holds the current weights.
             optimizer = update.training.optimizer if before.take_turns else None
             now = self.books.updates[0] if optimizer is None else self.update_of(optimizer)
-            now.go_on_from(update)
+            _go_on(now, update)
 
     def forget_programs(self) -> None:
         self.books.steady = None
@@ -230,3 +233,22 @@ class FusedUpdates:
     def discard(self, problem: str) -> None:
         for update in self.books.updates:
             update.discard(problem)
+
+
+def _go_on(now: FusedUpdate, before: FusedUpdate) -> None:
+    """Go on from the updates of a model that has other weights by now, of which some may be left."""
+    modes, book = before.training.modes, now.books.gradients
+    left = {id(parameter) for parameter, trained in zip(modes.parameters, modes.trained()) if trained} & book.all
+    for entry in before.gradients.entries:
+        if entry.exists:
+            line = entry.losses[-1].line if entry.losses else entry.used
+            reached = before.training.reached(entry.losses or None)
+            for mine in book.within(entry.ids & left):
+                mine.used, mine.zeros, mine.given = line, entry.zeros, entry.given | (reached & mine.ids)
+                if line is not None:
+                    mine.unknown = f"the gradients are those of {line}, before weights of the model were replaced"
+    if before.gradients.pending:
+        before.discard("weights of the model were replaced")
+    state = before.training.random_state()
+    if state is not None:
+        now.training.set_random_state(state)

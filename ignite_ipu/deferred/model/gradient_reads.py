@@ -8,7 +8,7 @@ import torch
 
 from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.model.fused_update import FusedUpdate
-from ignite_ipu.deferred.model.gradients import Entry
+from ignite_ipu.deferred.model.gradients import Entry, losses_of
 from ignite_ipu.deferred.tensor.reads import incomplete
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.raw import plain
@@ -18,21 +18,22 @@ from ignite_ipu.program.user_code import Line, current_line
 def read_gradient(update: FusedUpdate, parameter: torch.Tensor) -> Optional[torch.Tensor]:
     """Return the gradient of a parameter as PyTorch has it now, if any; the update runs for it if needed."""
     training, entry = update.training, _entry_of(update, parameter)
-    if update.loop.now.updates.may_leave and entry is not None and not (entry.used and update.has_returned):
+    if update.loop.now.updates.may_leave and entry is not None and not (entry.used and has_returned(update)):
         update.loop.now.updates.leave_device(f"Gradients are read at {current_line()}.")
         return update.loop.now.updates.gradients.of(parameter)
     if entry is not None and entry.losses:
-        line = current_line()
-        if not update.makes_all and (update.uncleared or not training.expects(update.reach.chosen(update.pending))):
+        line, pending = current_line(), update.gradients.pending
+        expected = update.makes_all or training.expects(update.turn.reach.chosen(pending))
+        if not expected or (update.gradients.uncleared and not update.makes_all):
             raise CaptureError(
-                f"A gradient is read at {line} of a loss that went backward at {update.pending[-1].line}, for one of "
+                f"A gradient is read at {line} of a loss that went backward at {pending[-1].line}, for one of "
                 "several optimizers, before its step(). The other losses of its update are unknown. Read it after "
                 f"that step(). {ON_THE_HOST}"
             )
         update.check()
         training.gradients.want(str(line))
         if not show_host_gradients(update, line):
-            update.loop.updates.run_ahead(update.own, ())
+            update.loop.updates.run_ahead(update.gradients.own, ())
             return update.loop.now.updates.gradients.of(parameter)
     if entry is not None and entry.unknown is not None:
         raise CaptureError(f"A gradient is read at {current_line()}, but {entry.unknown}. {ON_THE_HOST}")
@@ -50,6 +51,19 @@ def _entry_of(update: FusedUpdate, parameter: torch.Tensor) -> Optional[Entry]:
     return entry if entry is not None and entry.exists else None
 
 
+def has_returned(update: FusedUpdate) -> bool:
+    """Return whether the gradients that the device has brought back are those of the gradient book."""
+    awaits = update.early is not None and update.early.awaited
+    return update.training.gradients.available and not awaits
+
+
+def shows_used(update: FusedUpdate) -> bool:
+    """Return whether the gradients that the last update used are there to be shown."""
+    entries = update.gradients.entries
+    used = any(entry.used is not None for entry in entries) and not losses_of(entries)
+    return used and has_returned(update)
+
+
 def show_host_gradients(update: FusedUpdate, line: Line) -> bool:
     """Compute the gradients of the losses so far on the host, if more may follow before the update.
 
@@ -58,7 +72,7 @@ def show_host_gradients(update: FusedUpdate, line: Line) -> bool:
     complete = incomplete(update.loop) is None and update.loop.updates.accumulates is False
     if complete or not update.makes_all or not update.loop.computes_on_host(line):
         return False
-    pending = update.pending
+    pending = update.gradients.pending
     if update.shown != len(pending):
         operations = [operation for loss in pending for operation in loss.operations]
         update.loop.edits.look()
@@ -89,6 +103,6 @@ def shows_gradient(update: FusedUpdate, parameter: torch.Tensor) -> bool:
         return False
     if entry.losses:
         return update.training.reaches(parameter, entry.losses)
-    if entry.used is not None and update.has_returned:
+    if entry.used is not None and has_returned(update):
         return id(parameter) in found.returned
     return id(parameter) in entry.given or update.training.reaches(parameter)

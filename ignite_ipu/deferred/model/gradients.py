@@ -7,7 +7,7 @@ Gradients stay on the device. The book records their losses, and the lines that 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.program.user_code import Line
@@ -160,3 +160,41 @@ class GradientBook:
                 self._relations.clear()
             self._relations[one, other] = known
         return known
+
+
+class OwnGradients:
+    """The gradients of the parameters of one optimizer.
+
+    Attributes:
+        own: The ids of the parameters: all of the book, until the optimizer is known.
+    """
+
+    def __init__(self, book: GradientBook) -> None:
+        self._book, self.own = book, book.all
+
+    @property
+    def entries(self) -> List[Entry]:
+        """Their entries in the book."""
+        book = self._book
+        return book.entries if len(book.entries) == 1 else book.of(self.own)
+
+    @property
+    def pending(self) -> Sequence[Loss]:
+        """Losses that went backward and of which no update has been made."""
+        return losses_of(self.entries)
+
+    @property
+    def uncleared(self) -> Optional[Line]:
+        """Line of the last update, as long as its gradients have not been cleared."""
+        return next((entry.used for entry in self.entries if entry.used is not None), None)
+
+    @property
+    def exist(self) -> bool:
+        """True if there are gradients that an update has used or will use."""
+        return any(entry.used is not None or entry.losses for entry in self.entries)
+
+    def note_given(self, ids: FrozenSet[int], reached: Callable[[Sequence[Loss]], FrozenSet[int]]) -> None:
+        """Note which of some parameters have gradients of pending losses, by `reached`, before these are made zero."""
+        for entry in self._book.within(ids & self.own) if self.pending else ():
+            if entry.losses:
+                entry.given |= reached(entry.losses)

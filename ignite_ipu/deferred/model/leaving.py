@@ -52,7 +52,7 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
     for update in books.updates:
         update.training.forget_program()
         take_back(update)
-        stepped.update(dict.fromkeys(update.own & books.gradients.all, update.stepped))
+        stepped.update(dict.fromkeys(update.gradients.own & books.gradients.all, update.turn.stepped))
     parameters = loop.modes.parameters
     with DisableTorchFunctionSubclass():
         before = loop.updates, list(map(gradient_of, parameters))
@@ -88,7 +88,10 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
 def _bring_gradients(loop: Loop, books: Books, on_host: HostUpdates) -> None:
     """Compute all gradients in the books, and put them where PyTorch has them."""
     plan = _plan(books.gradients)
-    clips = [(update, next((entry.clip for entry in update.entries if entry.made), None)) for update in books.updates]
+    clips = [
+        (update, next((entry.clip for entry in update.gradients.entries if entry.made), None))
+        for update in books.updates
+    ]
     for loss, ids, made in plan:
         if made is not None:
             with made.rewound():
@@ -162,13 +165,13 @@ def _is_zero(books: Books, parameter: torch.Tensor) -> bool:
     entry = books.gradients.holding(id(parameter))
     if entry is None or entry.zeros is None:
         return False
-    holding = [update for update in books.updates if id(parameter) in update.own] or books.updates
+    holding = [update for update in books.updates if id(parameter) in update.gradients.own] or books.updates
     return id(parameter) in entry.given or any(id(parameter) in update.training.reached() for update in holding)
 
 
 def _gradients(loop: Loop, update: FusedUpdate) -> Dict[int, Any]:
     with DisableTorchFunctionSubclass():
-        return {id(each): gradient_of(each) for each in loop.modes.parameters if id(each) in update.own}
+        return {id(each): gradient_of(each) for each in loop.modes.parameters if id(each) in update.gradients.own}
 
 
 def _megabytes(loop: Loop) -> float:

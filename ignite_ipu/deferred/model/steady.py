@@ -20,6 +20,7 @@ from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.gradients import GradientBook
 from ignite_ipu.deferred.model.held_parameters import HeldParameters, list_of_group
 from ignite_ipu.deferred.model.loop import Loop
+from ignite_ipu.deferred.model.turns import Turn
 from ignite_ipu.optimizers.step_hooks import of_scripts
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.data_parallel import Reducer
@@ -34,7 +35,7 @@ class LastUpdate(Protocol):
     books: Any
     early: Any
     shown: int
-    stepped: int
+    turn: Turn
     held: HeldParameters
 
     def fail(
@@ -119,7 +120,7 @@ class Steady:
         (entry, *others), training, batch = self._book.entries, self._training, loss.batch
         if others or entry.losses or entry.used is not None or entry.zeros is not None or training.clipping.asked:
             return False
-        if batch is None or batch.operations[0].number <= self.update.stepped or USES or DIFFERENTIATED:
+        if batch is None or batch.operations[0].number <= self.update.turn.stepped or USES or DIFFERENTIATED:
             return False
         if not self.holds() or self._loop.setup.postponed() is not None or self._books.views.appear():
             return False
@@ -151,5 +152,5 @@ class Steady:
             self.update.fail(losses, error, [False] * len(operations), operations)
             raise
         entry.losses, entry.used, entry.clip = [], current_line(above=2), training.clipping.norm
-        self.update.stepped = CLOCK.now
+        self.update.turn.stepped = CLOCK.now
         return True

@@ -7,15 +7,16 @@ both.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, Operation, Value, by_number, name_of
-from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
+from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
 from ignite_ipu.errors import CaptureError, logger
 from ignite_ipu.program.reached import reached
 from ignite_ipu.program.tensors.raw import plain
@@ -24,6 +25,7 @@ from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.weights.tracker import Weights
 from ignite_ipu.torch_names.modules import NormWithStatistics
 
+_ORDER = itertools.count(1)
 Values = List[Tuple[torch.Tensor, Optional[torch.Tensor]]]
 """Tensors of a model, each with what a call is to find there; None for what is there now."""
 
@@ -162,6 +164,60 @@ class OlderWeights:
                 )
             values += known.values
         return values
+
+
+class Turn:
+    """The updates of one optimizer among those of others.
+
+    Attributes:
+        reach: Finds the operations of losses that an update makes.
+        stepped, order: When the last update ran, by `CLOCK`; and its number among those of several optimizers.
+        older: Weights of other optimizers before their steps, with which the pending losses were computed.
+    """
+
+    def __init__(self) -> None:
+        self.reach: Reach = Everything()
+        self.stepped = self.order = 0
+        self.older = OlderWeights()
+
+    def note_step(self) -> None:
+        """Note that an update was made now."""
+        self.stepped, self.order = CLOCK.now, next(_ORDER)
+
+    @contextlib.contextmanager
+    def beside(
+        self,
+        others: Sequence[Tuple[Turn, Sequence[Loss]]],
+        losses: Sequence[Loss],
+        operations: Sequence[Operation],
+        session: IPUSession,
+    ) -> Iterator[Callable[[Operation], bool]]:
+        """Make an update in the `with` block, and keep the operations and weights that updates of others need.
+
+        Args:
+            others: The turns of the other optimizers, with their pending losses.
+            losses: The losses of the update.
+            operations: The operations of theirs that it makes.
+
+        Returns:
+            A function that returns whether gradients may flow through an operation once more.
+        """
+        for other, pending in others:
+            computed = [each for loss in other.reach.chosen(pending) for each in loss.operations]
+            other.older.keep(self.reach, computed, session)
+        path = {operation for loss in losses if not loss.retained for operation in gradient_path(loss.value)}
+        awaited = {each for _, pending in others for loss in pending for each in gradient_path(loss.value)}
+
+        def keeps(operation: Operation) -> bool:
+            return operation.signature.trains and (operation not in path or operation in awaited)
+
+        values = self.older.values([(other.reach, other.stepped) for other, _ in others], operations)
+        values += begin_again(operations)
+        keep_buffers(operations, awaited, keeps, session.weights)
+        self.older.clear()
+        with session.weights.with_others(values) if values else contextlib.nullcontext():
+            yield keeps
+        forget(path - awaited)
 
 
 def keep_buffers(
