@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Callable, Dict, Iterable, Iterator, List, Opti
 from ignite_ipu.cli.terminal import following
 from ignite_ipu.errors import SourceError, UserError
 from ignite_ipu.migration.analysis.executed import Executed, executed
+from ignite_ipu.migration.analysis.uses import CHOICE
 from ignite_ipu.migration.findings import Finding, Outcome, Rule, Severity, place_hit
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rules import all_rules
@@ -90,6 +91,10 @@ def _judge_together(report: CheckReport, judged: Dict[str, Judgement], by_all_ru
     captured = {path for path in judged if os.path.realpath(path) in automatic}
     handled = (Outcome.ON_HOST, Outcome.HANDLED)
     report.findings = [each for each in report.findings if not (each.path in captured and each.run in handled)]
+    report.findings = [
+        _if_chosen(each) if each.run is Outcome.REFUSED and programs.may_count(each) else each
+        for each in report.findings
+    ]
     started = [path for path in real if path not in programs.imported]
     of_functions = {finding for path in started for finding in programs.called(path)} if by_all_rules else set()
     if of_functions:
@@ -165,10 +170,21 @@ def judge_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tupl
                 findings.append(place_hit(program, rule, hit))
     if inner:
         findings = [_placed(each, source, inner) for each in findings]
+    findings = [_if_chosen(each) if _is_chosen(program, each) else each for each in findings]
     judged = judge(program, findings, _latent(program))
     if program.is_automatic or program.is_ported:
         findings = [each for each in findings if not _is_handled(program, each)]
     return sorted(set(findings), key=lambda f: (f.cell or 0, f.line, f.column, f.rule, f.message)), suppressed, judged
+
+
+def _if_chosen(finding: Finding) -> Finding:
+    """Return a finding in code that runs only if a setting chooses it as one that may not hold."""
+    return replace(finding, severity=Severity.NOTE, run=Outcome.OPEN)
+
+
+def _is_chosen(program: Program, finding: Finding) -> bool:
+    refused = finding.run is Outcome.REFUSED and finding.cell is None
+    return refused and program.uses.scope_of(finding.line) == CHOICE
 
 
 def _placed(finding: Finding, source: Source, inner: Sequence[Executed]) -> Finding:

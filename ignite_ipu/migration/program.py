@@ -87,7 +87,7 @@ class Program(ParsedFile):
     @cached_property
     def uses(self) -> Uses:
         """The names that the scopes of the file use."""
-        return uses_of(self.tree)
+        return uses_of(self)
 
     @cached_property
     def _loops(self) -> Tuple[Set[Fact], Set[OutsideCall]]:

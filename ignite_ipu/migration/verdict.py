@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, FrozenSet, Iterable, Mapping, NamedTuple, Set, Tuple
@@ -168,6 +169,15 @@ class Programs:
                 if call.in_loop is latent.of_loss and (call.computed or not latent.takes)
             )
         }
+
+    def may_count(self, finding: Finding) -> bool:
+        """Return whether a finding is in code that no program of the code base uses for sure."""
+        path, scope = (
+            os.path.realpath(finding.path),
+            _scope_of(self._files[os.path.realpath(finding.path)].uses, finding),
+        )
+        around = [each for each in self._files if path in self.parts(each) and each not in self.imported]
+        return bool(around) and all(scope not in self._used(each)[1][path] for each in around)
 
     def _used(self, path: str) -> Tuple[Dict[str, Judgement], Dict[str, Set[str]]]:
         parts = {each: self._files[each] for each in self.parts(path)}

@@ -6,6 +6,7 @@ import textwrap
 from typing import Any, Tuple
 
 import pytest
+import torch
 
 from ignite_ipu import auto
 from ignite_ipu.migration.checker import check_paths
@@ -16,6 +17,7 @@ from tests.doors.judging import assert_refused, assert_trains, losses_of, refusa
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 PROGRAM = """
+import argparse
 import functools
 import torch
 from torch import nn
@@ -56,7 +58,11 @@ model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 criterion, step = SpectralLoss(), Step(model)
 critic = nn.Linear(4, 1)
-HARD, KIND = True, "mean"
+HARD, KIND, CONFIG = True, "mean", {{"loss": {{"kind": "spectral"}}}}
+options = argparse.ArgumentParser()
+options.add_argument("--penalty", default="spectral")
+options.add_argument("--plain", action="store_true")
+args = options.parse_args(["--plain"])
 terms, by_name = [mean, scaled], {{"mean": mean, "spectral": scaled}}
 values_of, double = torch.linalg.svdvals, functools.partial(scaled, factor=2.0)
 losses = []
@@ -112,11 +118,19 @@ TRAINED = {
     "an element of a dictionary of functions": ("loss = by_name['mean'](out)", ""),
     "a flag that is off": ("loss = out.mean() if HARD else torch.linalg.svdvals(out).sum()", ""),
     "a name that is another": ("loss = out.mean()\nif KIND == 'spectral': loss = scaled(out)", ""),
+    "an option that is given": ("loss = out.mean() if args.plain else torch.linalg.svdvals(out).sum()", ""),
+    "a name in a dictionary that is another": (
+        "loss = out.mean()\nif CONFIG['loss']['kind'] == 'l1': loss = scaled(out)",
+        "",
+    ),
+    "a function by a name in a variable": ("loss = by_name[KIND](out)", ""),
     "a flag of a function that is off": ("loss = either(out)", ""),
+    "covariances": ("loss = torch.cov(out).pow(2).mean() + out.T.cov(correction=0).sum()", ""),
     "gradients for an output that has some": ("out.requires_grad_()\n" + PLAIN, ""),
 }
 REFUSED = {
     "an operator": ("loss = torch.linalg.svdvals(out).sum()", ""),
+    "correlations": ("loss = torch.corrcoef(out).sum()", ""),
     "a method": ("loss = out.kthvalue(2).values.mean()", ""),
     "a method in place": ("out = out.lgamma_()\nloss = out.mean()", ""),
     "a function": ("loss = spectral(out, y)", ""),
@@ -150,6 +164,9 @@ REFUSED = {
     "a function in a dictionary": ("loss = by_name['spectral'](out)", ""),
     "functions in a dictionary": ("loss = 0\nfor name, term in by_name.items(): loss = loss + term(out)", ""),
     "a flag that is on": ("loss = out.mean()\nif HARD: loss = loss + torch.linalg.svdvals(out).sum()", ""),
+    "the default of an option": ("loss = out.mean()\nif args.penalty == 'spectral': loss = scaled(out)", ""),
+    "a name in a dictionary": ("loss = scaled(out) if CONFIG['loss']['kind'] == 'spectral' else out.mean()", ""),
+    "a function by the default of an option": ("loss = by_name[args.penalty](out)", ""),
     "a flag of a function that is on": ("loss = either(out, hard=True)", ""),
     "a penalty on mixed samples": (
         "mixed = (0.5 * x + 0.5 * out.detach()).requires_grad_()\n"
@@ -178,7 +195,8 @@ class Net(nn.Module):
         return self.fc(x)
 
 torch.manual_seed(0)
-dtype = torch.bfloat16
+dtype, config = torch.bfloat16, {{"dtype": torch.bfloat16, "name": "bfloat16"}}
+{before}
 model = Net()
 {model}
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -195,8 +213,19 @@ CONVERTED = {
     "to a device": ("model = model.to('cpu', torch.bfloat16)", ""),
     "to a variable": ("model.to(dtype)", ""),
     "by name": ("model.bfloat16()", ""),
+    "as a type": ("model.type(torch.bfloat16)", ""),
+    "to a setting": ("model.to(config['dtype'])", ""),
+    "to a setting by name": ("model.to(getattr(torch, config['name']))", ""),
+    "a part": ("model.fc.to(torch.bfloat16)", ""),
     "a layer": ("", ", dtype=torch.bfloat16"),
 }
+DEFAULTS = (
+    "torch.set_default_dtype(torch.bfloat16)",
+    "torch.set_default_dtype(config['dtype'])",
+    "torch.set_default_dtype(getattr(torch, config['name']))",
+    "torch.set_default_tensor_type(torch.BFloat16Tensor)",
+    "torch.set_default_tensor_type('torch.BFloat16Tensor')",
+)
 
 
 def text_of(case: Tuple[str, str]) -> str:
@@ -218,7 +247,23 @@ def test_operators_that_a_loss_is_computed_by_have_to_compile(name, tmp_path):
 def test_a_model_in_a_number_format_that_an_ipu_lacks_is_refused_at_its_conversion(name, tmp_path):
     """A layer is made in it without a conversion, and refused where it is called."""
     model, layer = CONVERTED[name]
-    assert_refused(MODEL.format(model=model, layer=layer), tmp_path)
+    assert_refused(MODEL.format(before="", model=model, layer=layer), tmp_path)
+
+
+@pytest.mark.parametrize("default", DEFAULTS)
+@pytest.mark.parametrize("model", ["", "torch.set_default_dtype(torch.float32)"])
+def test_a_model_in_a_default_format_that_an_ipu_lacks_is_refused_at_the_line_that_sets_it(default, model, tmp_path):
+    text = MODEL.format(before=default, model=model, layer="").replace(".to(torch.bfloat16)", ".to(dtype)")
+    try:
+        assert_refused(text, tmp_path)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_model_that_is_converted_from_a_default_format_trains(tmp_path):
+    model = "torch.set_default_dtype(torch.float32)\nmodel = model.float()"
+    text = MODEL.format(before=DEFAULTS[0], model=model, layer="").replace(".to(torch.bfloat16)", "")
+    assert_trains(text, tmp_path)
 
 
 @pytest.mark.parametrize("called", ["losses_of_mine.spectral(out)", "out.mean()"])

@@ -218,6 +218,11 @@ def _multinomial(
     return input.new_empty((*input.shape[:-1], num_samples), dtype=torch.int64)
 
 
+def _covariance(input: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """Return a tensor in the shape of covariances, whose kernel compares a factor with values."""
+    return input.new_empty((len(input), len(input)) if input.dim() > 1 else ()) + 0 * input.sum()
+
+
 class _HostKernels(DispatchMode):  # type: ignore[no-untyped-call]
     """Asks the CPU's kernels, of zeros, where PyTorch has none for tensors without values; an older one lacks many.
 
@@ -254,4 +259,5 @@ _SHAPES: Dict[Callable[..., Any], Callable[..., Any]] = {
     F.one_hot: _one_hot,
     torch.multinomial: _multinomial,
     torch.Tensor.multinomial: _multinomial,
+    **dict.fromkeys((torch.cov, torch.Tensor.cov, torch.corrcoef, torch.Tensor.corrcoef), _covariance),
 }

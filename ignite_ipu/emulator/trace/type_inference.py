@@ -295,6 +295,7 @@ def _nansum(kernel: _Kernel, input: torch.Tensor, dim: Any = None, *args: Any, *
 
 _FIXED: Dict[str, _Kernel] = {
     "bincount": _bincount,
+    "corrcoef": _cov,
     "cov": _cov,
     "ctc_loss": _ctc_loss,
     "nansum": _nansum,

@@ -8,6 +8,7 @@ from typing import Dict, List, Optional
 from ignite_ipu.migration.analysis.kinds import Function, parameters_of
 from ignite_ipu.migration.analysis.names import constant, dotted, index_of
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
+from ignite_ipu.migration.analysis.settings import settings_of
 
 _ELEMENTS = ("values", "items")
 
@@ -32,11 +33,12 @@ class HeldFunctions:
         if isinstance(node, ast.Name) and node.id in self._of_loops:
             return self._of_loops[node.id]
         if isinstance(node, ast.Subscript):
-            found = self._elements(node.value).get(constant(index_of(node)))
-            return [] if found is None else [found]
+            elements = self._elements(node.value)
+            found = [elements.get(key) for key in settings_of(self._file).literals(index_of(node))]
+            return [each for each in found if each is not None]
         own = isinstance(node, ast.Name) and node.id in {each.arg for each in parameters_of(self._function)}
-        found = None if own else self._value_of(node)
-        return [found] if found is not None else []
+        value = None if own else self._value_of(node)
+        return [value] if value is not None else []
 
     def _elements(self, node: ast.expr) -> Dict[object, ast.expr]:
         """Return the elements of a list or dictionary by their keys."""

@@ -24,11 +24,21 @@ from ignite_ipu.migration.analysis.operators import is_dynamic, is_loss, is_refu
 from ignite_ipu.migration.analysis.parsed_file import WITHOUT_GRADIENTS
 from ignite_ipu.migration.analysis.scope import Environment, Scope
 from ignite_ipu.migration.analysis.training import BACKWARD, Training
-from ignite_ipu.migration.analysis.values import MODULE, PYTHON, UNKNOWN, Origin, Value, combined, result
+from ignite_ipu.migration.analysis.values import (
+    CALL,
+    MODULE,
+    PYTHON,
+    UNKNOWN,
+    WITH_GRADIENTS,
+    Origin,
+    Value,
+    combined,
+    result,
+)
 
 _LIBRARIES = ("torch", "numpy", "math", "random", "ignite", "ignite_ipu", "accelerate")
-# Facts behind a value: calls of models, those that gradients flow through, and calls of functions of other files.
-_CALL, _WITH_GRADIENTS, _OUTSIDE = "model", "gradients", "outside"
+# The kind of the facts behind a value that are calls of functions of other files.
+_OUTSIDE = "outside"
 _TRAINED = Value(Kind.TENSOR, Origin.COMPUTED)
 
 
@@ -97,7 +107,7 @@ class LoopAnalysis(ForwardAnalysis):
             noted = replace(fact, certain=fact.certain and sure)
             if fact.kind == _OUTSIDE:
                 self.losses_outside.add(noted)
-            elif fact.kind not in (_CALL, _WITH_GRADIENTS):
+            elif fact.kind not in (CALL, WITH_GRADIENTS):
                 self.facts.add(noted)
         for fact, calls in self.selections:
             if calls & value.by:
@@ -212,7 +222,7 @@ class _LoopStatements(Statements):
 
     def _select(self, kind: str, node: ast.expr, name: str, values: Sequence[Value]) -> None:
         """Note that a result has a size that depends on values of a step which has not run."""
-        calls = frozenset(fact for value in values for fact in value.by if fact.kind == _CALL)
+        calls = frozenset(fact for value in values for fact in value.by if fact.kind == CALL)
         fact = Fact(kind, node, name, self.scope.where, self.scope.sure)
         if calls:
             self.analysis.selections.add((fact, calls))
@@ -334,8 +344,8 @@ class _LoopStatements(Statements):
         if self._is_model(node):
             known = self.analysis.training.is_trained(name) and self._with_gradients(node)
             found = result(Kind.TENSOR, values, None if not known else Origin.COMPUTED)
-            called = Fact(_CALL, node, name, self.scope.where)
-            by = found.by | {called, replace(called, kind=_WITH_GRADIENTS)}
+            called = Fact(CALL, node, name, self.scope.where)
+            by = found.by | {called, replace(called, kind=WITH_GRADIENTS)}
             return found._replace(by=by) if found.origin is Origin.COMPUTED else UNKNOWN
         made = self._made(name)
         if isinstance(node.func, ast.Call) and self._is_module(node.func):
@@ -359,7 +369,7 @@ class _LoopStatements(Statements):
         if name == "detach":
             return _detached(base)
         if name == "requires_grad_":
-            kept = any(fact.kind == _WITH_GRADIENTS for fact in base.by)
+            kept = any(fact.kind == WITH_GRADIENTS for fact in base.by)
             if _is_of_step(base) and not kept and constant(argument(node, "requires_grad", 0)) is not False:
                 self.analysis.facts.add(_differentiated(self.scope, node, name))
         if name in ("cpu", "cuda", "to_dense", "requires_grad_"):
@@ -390,7 +400,7 @@ class _LoopStatements(Statements):
 
 def _detached(value: Value) -> Value:
     """Return a value without its gradients: a weight's is one of the host, an output still comes with the step."""
-    by = frozenset(fact for fact in value.by if fact.kind != _WITH_GRADIENTS)
+    by = frozenset(fact for fact in value.by if fact.kind != WITH_GRADIENTS)
     origin = value.origin if _is_of_step(value) else Origin.UNKNOWN
     return value._replace(origin=origin, by=by)
 
@@ -401,4 +411,4 @@ def _differentiated(scope: Scope, node: ast.Call, name: str) -> Fact:
 
 def _is_of_step(value: Value) -> bool:
     """Return whether a value comes with a step that has not run."""
-    return value.origin is Origin.COMPUTED and any(fact.kind == _CALL for fact in value.by)
+    return value.origin is Origin.COMPUTED and any(fact.kind == CALL for fact in value.by)

@@ -10,6 +10,7 @@ from typing import Dict, FrozenSet, Iterator, List, Optional, Tuple
 from ignite_ipu.migration.analysis.kinds import default_of, parameters_of
 from ignite_ipu.migration.analysis.names import Names, argument, constant, dotted, has_hidden_arguments, names_bound
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
+from ignite_ipu.migration.analysis.settings import settings_of
 from ignite_ipu.operators import table as operator_table
 from ignite_ipu.operators.table import Restriction
 from ignite_ipu.operators.words import word_set
@@ -192,6 +193,8 @@ def literals_of(file: ParsedFile, node: Optional[ast.AST], depth: int = 0) -> It
         behind = list(_behind(file, node))
         for value in behind or [None]:
             yield from literals_of(file, value, depth + 1)
+    elif isinstance(node, (ast.Subscript, ast.Call)):
+        yield from settings_of(file).literals(node)
     else:
         yield constant(node)
 
@@ -210,6 +213,8 @@ def _behind(file: ParsedFile, node: ast.expr) -> Iterator[Optional[ast.expr]]:
         yield from (value for value in given if value is not None)
         if not given or None in given:
             yield default_of(function, name)
+    elif isinstance(node, ast.Attribute):
+        yield from settings_of(file).behind(node)
     else:
         values = file.values.get(name, [])
         local = [value for value in values if file.function_of(value) is function]

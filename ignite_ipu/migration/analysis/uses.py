@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ignite_ipu.migration.analysis.names import children
+from ignite_ipu.migration.analysis.parsed_file import ParsedFile
+from ignite_ipu.migration.analysis.settings import Settings, settings_of
 from ignite_ipu.program.reached import reached
 
 MODULE, MAIN = "", "__main__"
@@ -40,16 +42,16 @@ class Uses:
         return MAIN in self.names
 
 
-def uses_of(tree: ast.Module) -> Uses:
+def uses_of(file: ParsedFile) -> Uses:
     """Return the uses in a file."""
-    found = _Found()
-    for statement in tree.body:
-        found.visit(statement, MODULE)
+    found = _Found(settings_of(file))
+    found.visit_all(file.tree.body, MODULE)
     return Uses({scope: frozenset(names) for scope, names in found.names.items()}, tuple(found.lines))
 
 
 class _Found:
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
         self.names: Dict[str, Set[str]] = {MODULE: set()}
         self.lines: List[Tuple[int, int, str]] = []
 
@@ -61,31 +63,67 @@ class _Found:
             self._add(node, scope)
         elif isinstance(node, ast.If) and _asks_for_main(node):
             self._enter(node.body, MAIN)
-            self._visit_all(node.orelse, scope)
+            self.visit_all(node.orelse, scope)
             return
-        elif isinstance(node, ast.If) and _is_choice(node):
-            self._add_lines(node.body, CHOICE)
-            self._visit_all(node.orelse, scope)
+        elif isinstance(node, ast.If):
+            taken = self._taken(node)
+            for body, runs in ((node.body, taken), (node.orelse, None if taken is None else not taken)):
+                if runs is False:
+                    self._add_lines(body, CHOICE)
+                else:
+                    self.visit_all(body, scope)
+            self.visit_all([node.test], scope)
             return
         below = _below(node)
-        self.names[scope].update(_references(node, below))
-        self._visit_all(below, scope)
+        self.names[scope].update(self._references(node, below))
+        self.visit_all(below, scope)
 
-    def _visit_all(self, nodes: Iterable[ast.AST], scope: str) -> None:
-        for node in nodes:
+    def visit_all(self, nodes: Sequence[ast.AST], scope: str) -> None:
+        for number, node in enumerate(nodes):
             self.visit(node, scope)
+            if self._ends(node):
+                self._add_lines([each for each in nodes[number + 1 :] if isinstance(each, ast.stmt)], CHOICE)
+                return
+
+    def _taken(self, node: ast.If) -> Optional[bool]:
+        """Return the result of a test that settings decide; False for the choice of a value by an unknown setting."""
+        decision = self.settings.decision(node.test)
+        return False if decision is None and _is_choice(node) else decision
+
+    def _ends(self, node: ast.AST) -> bool:
+        """Return whether settings decide that a test returns from its function."""
+        decision = self.settings.decision(node.test) if isinstance(node, ast.If) else None
+        body = (node.body if decision else node.orelse) if isinstance(node, ast.If) and decision is not None else []
+        return any(isinstance(each, (ast.Return, ast.Raise)) for each in body)
+
+    def _references(self, node: ast.AST, below: Iterable[ast.AST]) -> Iterator[str]:
+        """Yield the names that a node itself refers to, but not those that it lists, or only compares a class with.
+
+        An element of a dictionary is what its setting chooses.
+        """
+        if isinstance(node, _REGISTRIES):
+            return
+        if isinstance(node, ast.Call) and _last(node.func) in _ASKED:
+            return
+        if isinstance(node, ast.Subscript):
+            yield from (each.id for each in self.settings.behind(node) if isinstance(each, ast.Name))
+        for each in below:
+            name = _last(each)
+            if name is not None:
+                yield name
 
     def _enter(self, body: List[ast.stmt], scope: str) -> None:
         self._add_lines(body, scope)
         self.names.setdefault(scope, set())
-        self._visit_all(body, scope)
+        self.visit_all(body, scope)
 
     def _add(self, node: ast.stmt, scope: str) -> None:
         self._add_lines([node], scope)
         self.names.setdefault(scope, set())
 
     def _add_lines(self, body: List[ast.stmt], scope: str) -> None:
-        self.lines.append((body[0].lineno, body[-1].end_lineno or body[-1].lineno, scope))
+        if body:
+            self.lines.append((body[0].lineno, body[-1].end_lineno or body[-1].lineno, scope))
 
 
 def _asks_for_main(node: ast.If) -> bool:
@@ -108,18 +146,6 @@ def _below(node: ast.AST) -> Sequence[ast.AST]:
     annotations = (getattr(node, "annotation", None), getattr(node, "returns", None))
     unused = (*annotations, *getattr(node, "decorator_list", ()))
     return [each for each in children(node) if each not in unused]
-
-
-def _references(node: ast.AST, below: Iterable[ast.AST]) -> Iterator[str]:
-    """Yield the names that a node itself refers to, but not those that it lists, or asks an object for its class by."""
-    if isinstance(node, _REGISTRIES):
-        return
-    if isinstance(node, ast.Call) and _last(node.func) in _ASKED:
-        return
-    for each in below:
-        name = _last(each)
-        if name is not None:
-            yield name
 
 
 def _last(node: ast.AST) -> Optional[str]:

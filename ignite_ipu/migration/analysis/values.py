@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import replace
 from typing import FrozenSet, Iterable, NamedTuple, Optional, Tuple
 
 from ignite_ipu.migration.analysis.kinds import Fact, Kind, join_kinds
+
+CALL, WITH_GRADIENTS = "model", "gradients"
+"""Kinds of the facts behind a value in the code of a loop: calls of models, and those that gradients flow through."""
 
 
 class Origin(enum.Enum):
@@ -59,7 +63,14 @@ def join(first: Value, second: Value) -> Value:
     items = None
     if first.items is not None and second.items is not None and len(first.items) == len(second.items):
         items = tuple(map(join, first.items, second.items))
-    return Value(join_kinds(first.kind, second.kind), origin, first.by & second.by, items)
+    return Value(
+        join_kinds(first.kind, second.kind), origin, first.by & second.by | _uncertain(first.by ^ second.by), items
+    )
+
+
+def _uncertain(facts: FrozenSet[Fact]) -> FrozenSet[Fact]:
+    """Return the operators among some facts as ones that a value may be computed by."""
+    return frozenset(replace(fact, certain=False) for fact in facts if fact.kind not in (CALL, WITH_GRADIENTS))
 
 
 def combined(values: Iterable[Value]) -> Origin:

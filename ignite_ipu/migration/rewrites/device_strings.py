@@ -23,6 +23,8 @@ from ignite_ipu.migration.rewriting.editor import Editor, RewriteRefused
 _DEVICE_KEYWORDS = {"device", "map_location"}
 # Methods whose first argument may be a device.
 _DEVICE_METHODS = ("to", "to_empty", "device")
+# Functions of torch whose first argument is one.
+_DEVICE_FUNCTIONS = ("torch.set_default_device", "torch.Generator")
 
 
 def apply(editor: Editor) -> None:
@@ -89,7 +91,7 @@ def _wants_device(program: Program, node: ast.expr) -> bool:
     if isinstance(parent, ast.keyword):
         return parent.arg in _DEVICE_KEYWORDS
     if isinstance(parent, ast.Call) and node in parent.args:
-        return owner_of(parent, *_DEVICE_METHODS) is not None
+        return owner_of(parent, *_DEVICE_METHODS) is not None or program.names.called(parent) in _DEVICE_FUNCTIONS
     if isinstance(parent, ast.IfExp) and node is not parent.test:
         return _wants_device(program, parent)
     if isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):

@@ -20,12 +20,16 @@ from typing import Optional
 from ignite_ipu.capabilities import LACKED_FORMATS, PRECISION
 from ignite_ipu.capabilities.traced import FORMAT
 from ignite_ipu.migration.analysis.kinds import Fact
-from ignite_ipu.migration.analysis.names import dotted, unmoved
+from ignite_ipu.migration.analysis.names import constant, dotted, unmoved
+from ignite_ipu.migration.analysis.settings import settings_of
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, breach_of
 
 SEVERITY, RUN = Severity.WARNING, Outcome.REFUSED
 
 _NARROWED = frozenset(entry.name for entry in PRECISION if entry.name in ("torch.float64", "torch.double"))
+
+_OF_TYPES = {f"torch{module}.BFloat16Tensor": "torch.bfloat16" for module in ("", ".cuda")}
+_TENSORS = ("weight", "bias", "data", "grad")
 
 
 def check(program: Program) -> Hits:
@@ -41,15 +45,41 @@ def check(program: Program) -> Hits:
             place = node if name in _NARROWED else _place(program, node)
             if place is not None:
                 yield _hit(program, place, name)
-    models = program.training.models
+    yield from _of_models(program)
+    yield from _of_defaults(program)
+
+
+def _of_models(program: Program) -> Hits:
+    """Yield the conversions of models by a method's name, or to a format that a setting has."""
     for dtype in ("bfloat16", "double"):
-        for call, owner in program.method_calls(dtype):
-            if owner in models:
+        for call, _ in program.method_calls(dtype):
+            assert isinstance(call.func, ast.Attribute)
+            if _is_model(program, call.func.value):
                 yield _hit(program, call, f"torch.{dtype}")
-    for call, owner in program.method_calls("to"):
-        for name in (_format_named(program, value) for value in call.args if owner in models):
-            if name is not None:
-                yield _hit(program, call, name)
+    for call, _ in program.method_calls("to", "type"):
+        assert isinstance(call.func, ast.Attribute)
+        values = [each for each in (*call.args, *(keyword.value for keyword in call.keywords))]
+        if _is_model(program, call.func.value):
+            for value in values:
+                if program.names.resolve(value) is None:
+                    yield from _of_setting(program, call, value)
+
+
+def _of_defaults(program: Program) -> Hits:
+    """Yield the calls that set the format of new tensors, which models may be converted from later."""
+    owners = (getattr(call.func, "value", call) for call, _ in program.method_calls("float", "half"))
+    converted = any(_is_model(program, each) for each in owners)
+    for call, _ in program.calls("torch.set_default_dtype", "torch.set_default_tensor_type"):
+        for value in (*call.args, *(keyword.value for keyword in call.keywords)):
+            yield from _of_setting(program, call, value, certain=not converted)
+
+
+def _of_setting(program: Program, call: ast.Call, value: ast.expr, certain: bool = True) -> Hits:
+    """Yield the hit for a call that is given a format, if a setting has one which an IPU lacks."""
+    found = [_format_named(program, each) for each in settings_of(program).behind(value)]
+    lacked = next((each for each in found if each in LACKED_FORMATS), None)
+    if lacked is not None:
+        yield _hit(program, call, lacked, certain and set(found) == {lacked})
 
 
 def _place(program: Program, node: ast.Attribute) -> Optional[ast.expr]:
@@ -72,35 +102,42 @@ def _place(program: Program, node: ast.Attribute) -> Optional[ast.expr]:
     if name.startswith("torch.nn.") and name[9:10].isupper():
         used = (fact.node for fact in program.facts_of("layer") if fact.made is call)
         return next(used, None) or program.first_call(call)
-    return node if not name.startswith("torch.") or name == "torch.set_default_dtype" else None
+    return None if name.startswith("torch.") else node
 
 
 def _is_model(program: Program, owner: ast.expr) -> bool:
-    """Return whether an expression is a model: a variable that holds one, or a construction."""
+    """Return whether an expression is a model or a part of one: a variable that holds one, or a construction."""
     made = unmoved(owner)
+    while isinstance(made, ast.Subscript) or (isinstance(made, ast.Attribute) and made.attr not in _TENSORS):
+        if dotted(made) in program.training.models:
+            return True
+        made = made.value
     name = program.names.called(made) or ""
     own = isinstance(made, ast.Call) and dotted(made.func) in {model.name for model in program.models}
-    return own or name.startswith("torch.nn.") or dotted(owner) in program.training.models
+    return own or name.startswith("torch.nn.") or dotted(made) in program.training.models
 
 
-def _format_named(program: Program, value: ast.expr) -> Optional[str]:
-    """Return the number format that a variable names, None for one that an IPU has, or that the text does not show."""
-    behind = program.single_value(value.id) if isinstance(value, ast.Name) else None
-    name = None if behind is None else program.names.resolve(behind)
-    return name if name in LACKED_FORMATS else None
+def _format_named(program: Program, value: Optional[ast.expr]) -> Optional[str]:
+    """Return the number format that an expression names, itself, as a type of tensors, or by that type's name."""
+    written = constant(value)
+    name = written if isinstance(written, str) else None if value is None else program.names.resolve(value)
+    return _OF_TYPES.get(name or "", name)
 
 
-def _hit(program: Program, node: ast.expr, name: str) -> Hit:
+def _hit(program: Program, node: ast.expr, name: str, certain: bool = True) -> Hit:
     if name in _NARROWED:
         return Hit(node, f"an IPU has no {name}", run=Outcome.UNCHANGED)
-    fact = Fact("format", node, name, program.where(node), certain=not _is_chosen(program, node))
+    fact = Fact("format", node, name, program.where(node), certain=certain and not _is_chosen(program, node))
     return breach_of(fact, FORMAT, name)
 
 
 def _is_chosen(program: Program, node: ast.expr) -> bool:
-    """Return whether a type is one of several that a test chooses from."""
+    """Return whether a type is one of several that a test chooses from, which no setting decides."""
     tests = (above.test for above in program.ancestors(node) if isinstance(above, (ast.If, ast.IfExp)))
-    return any("__name__" not in {part.id for part in ast.walk(test) if isinstance(part, ast.Name)} for test in tests)
+    others = (
+        test for test in tests if "__name__" not in {part.id for part in ast.walk(test) if isinstance(part, ast.Name)}
+    )
+    return any(settings_of(program).decision(test) is None for test in others)
 
 
 def _is_named(program: Program, node: ast.Attribute) -> bool:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import inspect
 import sys
 from types import FrameType
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping, Tuple
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
 from ignite_ipu.operators.words import word_set
-from ignite_ipu.program.forward.number_formats import note_conversion
+from ignite_ipu.program.forward.number_formats import forget_defaults, note_conversion, note_default
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.substitutes.host_training import PlacedModels
 from ignite_ipu.torch_names.modules import device_context, name_factories
@@ -47,12 +47,15 @@ def substitute_devices(substitutes: Substitutes, placed: PlacedModels) -> None:
 
     On a machine without a GPU this holds for libraries, too: they could only have got the device from the script.
     """
+    forget_defaults()
     _substitute_types(substitutes)
     moves = _Moves(substitutes, placed)
     for owner, what in ((torch.Tensor, "tensor"), (nn.Module, "module")):
         substitutes.calls(owner, "to", moves.to, f"{what}.to")
         substitutes.calls(owner, "cuda", moves.kept, f"{what}.cuda()", "stays on the host")
-    substitutes.calls(nn.Module, "bfloat16", moves.converted)
+    substitutes.calls(nn.Module, "bfloat16", moves.converted, (torch.bfloat16,))
+    substitutes.calls(nn.Module, "type", moves.converted, ())
+    substitutes.calls(torch, "set_default_dtype", moves.set_default_dtype)
     for name in _FACTORIES:
         if hasattr(torch, name):
             substitutes.calls(torch, name, moves.factory, f"torch.{name}")
@@ -94,9 +97,15 @@ class _Moves:
             return target
         return original(target, *args, **kwargs)
 
-    def converted(self, frame: FrameType, original: Any, module: nn.Module) -> Any:
-        note_conversion(module, (torch.bfloat16,), self._substitutes.code.line_behind(frame)[0])
-        return original(module)
+    def converted(
+        self, to: Tuple[Any, ...], frame: FrameType, original: Any, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> Any:
+        note_conversion(module, (*to, *args, *kwargs.values()), self._substitutes.code.line_behind(frame)[0])
+        return original(module, *args, **kwargs)
+
+    def set_default_dtype(self, frame: FrameType, original: Any, d: Any) -> None:
+        note_default(d, self._substitutes.code.line_behind(frame)[0])
+        original(d)
 
     def kept(
         self, what: str, became: str, frame: FrameType, original: Any, target: Any, *args: Any, **kwargs: Any
@@ -174,6 +183,7 @@ def _substitute_types(substitutes: Substitutes) -> None:
         name = _gpu_type(kind)
         if name is not None and substitutes.maps(frame, f"torch.set_default_tensor_type({name})", "is the host's"):
             kind = getattr(torch, name)
+        note_default(kind, substitutes.code.line_behind(frame)[0])
         original(kind)
 
     def context(frame: FrameType, original: Any, own: Any, device: Any) -> None:

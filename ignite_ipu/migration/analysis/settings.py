@@ -1,0 +1,424 @@
+"""Settings of a program, as far as its file writes them out: variables, configurations and options.
+
+A setting is a variable that is bound once, an element of a dictionary, an attribute of a configuration, or an option of
+the command line. An option has its default, as in a program that is started without arguments.
+"""
+
+from __future__ import annotations
+
+import ast
+import weakref
+from collections import Counter
+from functools import cached_property
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Set, Tuple, Union
+
+from ignite_ipu.migration.analysis.kinds import Function, default_of, device_test, parameters_of
+from ignite_ipu.migration.analysis.models import Model
+from ignite_ipu.migration.analysis.names import (
+    argument,
+    assignments,
+    constant,
+    dotted,
+    has_hidden_arguments,
+    index_of,
+    names_bound,
+    owner_of,
+    walk,
+)
+from ignite_ipu.migration.analysis.number_values import ORDERS
+from ignite_ipu.migration.analysis.options import Options
+from ignite_ipu.migration.analysis.parsed_file import ParsedFile, call_of
+
+Expressions = Iterator[Optional[ast.expr]]
+Literals = Callable[[ast.expr], Iterable[object]]
+
+_FOUND: weakref.WeakKeyDictionary[ast.Module, Settings] = weakref.WeakKeyDictionary()
+_DEEPEST = 12
+_SEQUENCES = (ast.Tuple, ast.List, ast.Set)
+_NAMESPACES = ("types.SimpleNamespace", "argparse.Namespace")
+_CONVERSIONS: Dict[str, Callable[[str], object]] = {"lower": str.lower, "upper": str.upper, "strip": str.strip}
+_TESTS = (ast.Compare, ast.BoolOp, ast.UnaryOp)
+_CHANGES = ("update", "pop", "setdefault", "clear", "popitem", "__setitem__")
+
+
+def settings_of(file: ParsedFile) -> Settings:
+    """Return the settings of a file, which are found once."""
+    found = _FOUND.get(file.tree)
+    if found is None:
+        found = _FOUND[file.tree] = Settings(file)
+    return found
+
+
+class Settings:
+    """Finds the expressions whose values the settings of a file have."""
+
+    def __init__(self, file: ParsedFile) -> None:
+        # The file has the settings for as long as it lives, and some callers have a proxy of it.
+        self.file: ParsedFile = file if isinstance(file, weakref.ProxyType) else weakref.proxy(file)
+        self._options = Options(self.file)
+        self._finding_changes = False
+
+    # Tests
+
+    def results(self, test: ast.expr, literals: Optional[Literals] = None) -> Set[Optional[bool]]:
+        """Return the results that a test may have, None for unknown ones.
+
+        Args:
+            test: The test.
+            literals: Returns the literals that an expression may have as its value; by default those of settings.
+        """
+        literals = literals or self.literals
+        on_device = device_test(test, self.file.names)
+        if on_device is not None:
+            return {on_device}
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return {None if each is None else not each for each in self.results(test.operand, literals)}
+        if isinstance(test, ast.BoolOp):
+            found = [self.results(each, literals) for each in test.values]
+            ending = isinstance(test.op, ast.Or)
+            if {ending} in found:
+                return {ending}
+            return {not ending} if all(each == {not ending} for each in found) else {None}
+        if isinstance(test, ast.Compare) and len(test.ops) == 1:
+            right = test.comparators[0]
+            if isinstance(test.ops[0], (ast.In, ast.NotIn)):
+                within = isinstance(test.ops[0], ast.In)
+                elements = [each for part in right.elts for each in literals(part)] if _is_sequence(right) else [...]
+                return {
+                    None if ... in (each, *elements) else (each in elements) is within for each in literals(test.left)
+                }
+            pairs = [(left, each) for left in literals(test.left) for each in literals(right)]
+            return {_compared(test.ops[0], *pair) for pair in pairs}
+        return {None if value is ... else bool(value) for value in literals(test)}
+
+    def decision(self, test: ast.expr) -> Optional[bool]:
+        """Return the result of a test that settings decide, None for another."""
+        found = self.results(test)
+        return found.pop() if len(found) == 1 else None
+
+    # Values
+
+    def literals(self, node: ast.expr, model: Optional[Model] = None, owner: str = "") -> Iterator[object]:
+        """Yield the literals that an expression may have as its value, and Ellipsis for others."""
+        return _Search(self, model, owner).literals(node, 0)
+
+    def behind(self, node: ast.expr, model: Optional[Model] = None, owner: str = "") -> Expressions:
+        """Yield the expressions whose values a setting may have, None for unknown ones.
+
+        An expression that is no setting stands for itself.
+
+        Args:
+            node: The setting, or another expression.
+            model: The model in whose method it stands.
+            owner: The name of the model there.
+        """
+        return _Search(self, model, owner).behind(node, 0)
+
+    def is_only_called(self, function: str) -> bool:
+        """Return whether the file shows each use of a function or class, with all arguments."""
+        named = [node for node in self.file.nodes(ast.Name) if node.id == function]
+        named_by_owner = [node for node in self.file.nodes(ast.Attribute) if node.attr == function]
+        calls = [call_of(self.file, each) for each in (*named, *named_by_owner)]
+        return all(call is not None and not has_hidden_arguments(call) for call in calls)
+
+    def variable(self, node: ast.Name) -> Optional[ast.expr]:
+        """Return the value of a variable that the file binds once, None for another."""
+        values = self.file.values.get(node.id, [])
+        around = self.file.function_of(values[0]) if values else None
+        if not len(values) == self._bound.get(node.id, 0) == 1 or self._is_executed:
+            return None
+        return values[0] if around in (None, self.file.function_of(node)) else None
+
+    @cached_property
+    def _bound(self) -> Counter[str]:
+        """The number of times that code of the file binds each name."""
+        return Counter(node.id for node in self.file.nodes(ast.Name) if not isinstance(node.ctx, ast.Load))
+
+    @cached_property
+    def _is_executed(self) -> bool:
+        """True if code may bind variables of the file by their names, as `exec` and `globals()` do."""
+        called = self.file.calls("exec", "globals", "locals", "vars")
+        return any(name != "vars" or not call.args for call, name in called)
+
+    @cached_property
+    def classes(self) -> Dict[str, ast.ClassDef]:
+        """The classes of the module that the file defines once, by name."""
+        found = [node for node in self.file.tree.body if isinstance(node, ast.ClassDef)]
+        return {node.name: node for node in found if self._bound.get(node.name, 0) == 0}
+
+    @cached_property
+    def _stores(self) -> Counter[str]:
+        stored = (node.attr for node in self.file.nodes(ast.Attribute) if not isinstance(node.ctx, ast.Load))
+        return Counter(stored)
+
+    def stores(self, attribute: str) -> int:
+        """Return how often code of the file assigns an attribute of a name, of whichever object."""
+        set_by_name = self.file.calls("setattr")
+        named = sum(constant(argument(call, "", 1)) in (attribute, ...) for call, _ in set_by_name)
+        return self._stores[attribute] + named
+
+    @cached_property
+    def _changes(self) -> Dict[ast.AST, Set[object]]:
+        """The dictionaries that code changes, each with the keys; Ellipsis for unknown ones."""
+        changes: List[Tuple[ast.expr, object]] = []
+        for store in self.file.nodes(ast.Subscript):
+            if not isinstance(store.ctx, ast.Load):
+                changes.append((store.value, constant(index_of(store))))
+        for call, _ in self.file.method_calls(*_CHANGES):
+            assert isinstance(call.func, ast.Attribute)
+            changes.append((call.func.value, ...))
+        found: Dict[ast.AST, Set[object]] = {}
+        self._finding_changes = True
+        try:
+            for owner, key in changes:
+                for changed in self.behind(owner):
+                    if changed is not None:
+                        found.setdefault(changed, set()).add(key)
+        finally:
+            self._finding_changes = False
+        return found
+
+    def changes(self, dictionary: ast.expr, key: object) -> bool:
+        """Return whether code may change an element of a dictionary that the file writes out."""
+        if self._finding_changes:
+            return False
+        keys = self._changes.get(dictionary, set())
+        return key in keys or ... in keys
+
+    def option(self, parsing: ast.Call, name: str) -> Optional[ast.expr]:
+        """Return the value of an option of the command line, None for an unknown one."""
+        given = argument(parsing, "args", 0)
+        arguments: List[str] = []
+        for each in () if given is None else self.behind(given):
+            if not isinstance(each, (ast.List, ast.Tuple)):
+                continue  # None, or the command line
+            words = [value for part in each.elts for value in self.literals(part)]
+            if not all(isinstance(word, str) for word in words):
+                return None
+            arguments += map(str, words)
+        return self._options.value(name, arguments, self.literals)
+
+
+class _Search:
+    """One search for the expressions behind a setting, in a method of a model or elsewhere."""
+
+    def __init__(self, settings: Settings, model: Optional[Model], owner: str) -> None:
+        self._settings, self._file = settings, settings.file
+        self._model, self._owner = model, owner
+
+    def behind(self, node: ast.expr, depth: int) -> Expressions:
+        if depth > _DEEPEST:
+            yield None
+        elif self._file.names.resolve(node) is not None:
+            yield node
+        elif isinstance(node, ast.Name):
+            yield from self._name(node, depth + 1)
+        elif isinstance(node, ast.Attribute):
+            yield from self._attribute(node, node.value, node.attr, depth + 1)
+        elif isinstance(node, ast.Subscript):
+            yield from self._elements(node.value, index_of(node), depth + 1)
+        elif isinstance(node, ast.IfExp):
+            found = self._settings.results(node.test, lambda each: self.literals(each, depth + 1))
+            for each, chosen in ((node.body, True), (node.orelse, False)):
+                if chosen in found or None in found:
+                    yield from self.behind(each, depth + 1)
+        elif isinstance(node, ast.Call):
+            yield from self._call(node, depth + 1)
+        else:
+            yield node
+
+    def literals(self, node: ast.expr, depth: int) -> Iterator[object]:
+        """Yield the literals that an expression may have as its value, and Ellipsis for others."""
+        for each in list(self.behind(node, depth)):
+            if isinstance(each, _TESTS) and constant(each) is ...:
+                found = self._settings.results(each, lambda part: self.literals(part, depth + 1))
+                yield from (... if result is None else result for result in found)
+            else:
+                yield constant(each)
+
+    def _name(self, node: ast.Name, depth: int) -> Expressions:
+        function = self._file.function_of(node)
+        if function is not None and node.id in {each.arg for each in parameters_of(function)}:
+            yield from self._parameter(function, node.id, depth)
+            return
+        value = self._settings.variable(node)
+        if value is not None:
+            yield from self.behind(value, depth)
+        else:
+            yield node if node.id in self._settings.classes or node.id in self._file.functions else None
+
+    def _parameter(self, function: Function, name: str, depth: int) -> Expressions:
+        """Yield the expressions that a function is given for a parameter, or its default, by all calls of it."""
+        above = self._file.parents[function]
+        made = isinstance(above, ast.ClassDef) and function.name == "__init__"
+        called = above.name if isinstance(above, ast.ClassDef) and made else function.name
+        bound = any(name in names_bound(statement) for statement in function.body)
+        known = not bound and not function.decorator_list and (made or self._settings.is_only_called(called))
+        given = self._file.given(function, name) if known else []
+        for each in given:
+            value = default_of(function, name) if each is None else each
+            if value is None:
+                yield None
+            else:
+                yield from self.behind(value, depth)
+        if not given:
+            yield None  # a file that imports the function may call it with any
+
+    def _attribute(self, node: ast.expr, owner: ast.expr, name: str, depth: int) -> Expressions:
+        """Yield the expressions behind an attribute of an object."""
+        stores = self._settings.stores(name)
+        if isinstance(owner, ast.Name) and owner.id == (self._owner or "self"):
+            value = self._own(node, name)
+            if value is None or stores > 1:
+                yield None
+            else:
+                yield from self.behind(value, depth)
+            return
+        for each in self.behind(owner, depth):
+            if isinstance(each, ast.Call) and owner_of(each, "parse_args", "parse_known_args") is not None:
+                yield None if stores else self._settings.option(each, name)
+            elif isinstance(each, (ast.Name, ast.Attribute)) and self._file.names.resolve(each) is not None:
+                yield ast.copy_location(ast.Attribute(value=each, attr=name, ctx=ast.Load()), node)
+            elif isinstance(each, ast.Name) and each.id in self._settings.classes:
+                yield from self._field(self._settings.classes[each.id], None, name, stores, depth)
+            elif isinstance(each, ast.Call):
+                yield from self._of_object(each, name, stores, depth)
+            else:
+                yield None
+
+    def _own(self, node: ast.expr, name: str) -> Optional[ast.expr]:
+        """Return the value of an attribute of the object in whose method a node stands."""
+        above = next((each for each in self._file.ancestors(node) if isinstance(each, ast.ClassDef)), None)
+        if self._model is not None and _is_part(above, self._model):
+            return self._model.values.get(name)
+        return None if above is None else _assigned_in(above, f"self.{name}")
+
+    def _of_object(self, made: ast.Call, name: str, stores: int, depth: int) -> Expressions:
+        """Yield the expressions behind an attribute of an object that a call constructs."""
+        own = self._settings.classes.get(dotted(made.func) or "")
+        if own is not None and not _is_mapping(own):
+            yield from self._field(own, made, name, stores, depth)
+            return
+        given = argument(made, name)
+        inside = [each.value for each in made.keywords if each.arg is None]
+        inside += made.args[:1] if self._file.names.called(made) not in _NAMESPACES else []
+        if stores:
+            yield None
+        elif given is not None:
+            yield from self.behind(given, depth)
+        elif len(inside) == 1:
+            yield from self._elements(inside[0], ast.Constant(value=name), depth)
+        else:
+            yield None
+
+    def _field(self, own: ast.ClassDef, made: Optional[ast.Call], name: str, stores: int, depth: int) -> Expressions:
+        """Yield the expressions behind an attribute of a class of the file, or of an object of it."""
+        init = next((each for each in own.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"), None)
+        if init is not None and made is not None:
+            value = _assigned_in(init, f"self.{name}") if stores == 1 else None
+            if value is None and stores == 0:
+                value = _assigned_in(own, name)
+        else:
+            value = argument(made, name, _position_of(own, name)) if made is not None else None
+            value = value or _assigned_in(own, name)
+            value = None if stores or (made is not None and has_hidden_arguments(made)) else value
+        if value is None:
+            yield None
+        else:
+            yield from self.behind(_default_of_field(value), depth)
+
+    def _elements(
+        self, owner: ast.expr, index: ast.expr, depth: int, default: Optional[ast.expr] = None
+    ) -> Expressions:
+        """Yield the expressions behind an element of a dictionary or list."""
+        for key in list(self.literals(index, depth)):
+            for each in list(self.behind(owner, depth)):
+                values: Dict[object, ast.expr] = {}
+                if isinstance(each, ast.Dict):
+                    values = {constant(of): value for of, value in zip(each.keys, each.values)}
+                elif isinstance(each, (ast.List, ast.Tuple)):
+                    values = dict(enumerate(each.elts))
+                elif isinstance(each, ast.Call) and self._file.names.called(each) == "dict" and not each.args:
+                    values = {keyword.arg or ...: keyword.value for keyword in each.keywords}
+                elif isinstance(each, ast.Call) and self._file.names.called(each) == "vars" and len(each.args) == 1:
+                    yield from self._attribute(each, each.args[0], str(key), depth)
+                    continue
+                whole = bool(values) and ... not in values and None not in values
+                value = values.get(key, default if whole else None)
+                if key is ... or value is None or each is None or self._settings.changes(each, key):
+                    yield None
+                else:
+                    yield from self.behind(value, depth)
+
+    def _call(self, node: ast.Call, depth: int) -> Expressions:
+        """Yield the expressions whose values a call may return; a call of unknown meaning stands for itself."""
+        name, method = self._file.names.called(node), node.func
+        function = self._file.functions.get(dotted(method) or "")
+        if name == "getattr" and len(node.args) in (2, 3):
+            for label in list(self.literals(node.args[1], depth)):
+                if isinstance(label, str):
+                    yield from self._attribute(node, node.args[0], label, depth)
+                else:
+                    yield None
+        elif isinstance(method, ast.Attribute) and method.attr == "get" and node.args and name is None:
+            default = argument(node, "default", 1) or ast.Constant(value=None)
+            yield from self._elements(method.value, node.args[0], depth, default)
+        elif isinstance(method, ast.Attribute) and method.attr in _CONVERSIONS and not node.args:
+            for value in self.literals(method.value, depth):
+                yield ast.Constant(value=_CONVERSIONS[method.attr](value)) if isinstance(value, str) else None
+        elif name in ("str", "bool", "int") and len(node.args) == 1:
+            for value in self.literals(node.args[0], depth):
+                yield ast.Constant(value=value) if type(value).__name__ == name else None
+        elif function is not None:
+            returned = [each for each in walk(function) if isinstance(each, ast.Return)]
+            value = returned[0].value if len(returned) == 1 else None
+            yield from [None] if value is None else self.behind(value, depth)
+        else:
+            yield node
+
+
+def _assigned_in(block: Union[ast.ClassDef, Function], name: str) -> Optional[ast.expr]:
+    """Return the value that a class or function assigns to a name once, None for none or several."""
+    nodes = block.body if isinstance(block, ast.ClassDef) and "." not in name else walk(block)
+    found = [value for node in nodes for target, value in assignments(node) if target == name]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_part(own: Optional[ast.ClassDef], model: Model) -> bool:
+    """Return whether a class is that of a model, or one that it inherits from."""
+    return own is model.node or any(_is_part(own, base) for base in model.bases)
+
+
+def _position_of(own: ast.ClassDef, name: str) -> Optional[int]:
+    """Return the position of a field of a dataclass or named tuple among the arguments of its constructor."""
+    fields = [
+        each.target.id for each in own.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    ]
+    return fields.index(name) if name in fields and not own.keywords else None
+
+
+def _default_of_field(value: ast.expr) -> ast.expr:
+    """Return the default that `dataclasses.field` is given, or the value of another field."""
+    default = argument(value, "default") if isinstance(value, ast.Call) else None
+    return value if default is None else default
+
+
+def _is_mapping(own: ast.ClassDef) -> bool:
+    return any(dotted(base) == "dict" for base in own.bases)
+
+
+def _is_sequence(node: ast.expr) -> bool:
+    return isinstance(node, _SEQUENCES)
+
+
+def _compared(operator: ast.cmpop, left: object, right: object) -> Optional[bool]:
+    if left is ... or right is ...:
+        return None
+    if isinstance(operator, (ast.Eq, ast.Is)):
+        return left == right
+    if isinstance(operator, (ast.NotEq, ast.IsNot)):
+        return left != right
+    if isinstance(left, (int, float)) and isinstance(right, (int, float)):
+        compared = ORDERS.get(type(operator))
+        return None if compared is None else bool(compared(left, right))
+    return None

@@ -1,0 +1,128 @@
+"""Settings decide tests if and only if the text of the file shows their values."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from ignite_ipu.migration.analysis.settings import settings_of
+from ignite_ipu.migration.checker import check_paths, judge_source
+from ignite_ipu.migration.findings import Outcome, Severity
+from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.source.file import Source
+from ignite_ipu.migration.verdict import Verdict
+
+PARSER = """
+parser = argparse.ArgumentParser()
+parser.add_argument("--loss", type=str, default="hinge")
+parser.add_argument("--hard-negatives", action="store_true")
+parser.add_argument("--layers", "-l", type=int, default=2)
+parser.add_argument("--mixed", action=argparse.BooleanOptionalAction, default=True)
+parser.add_argument("data")
+args = parser.parse_args({given})
+"""
+CONFIG = """
+@dataclass
+class Config:
+    loss: str = "hinge"
+    layers: int = field(default=2)
+"""
+# A program, a test behind it, and the result; None for one that the text does not decide.
+CASES = {
+    "a variable": ("loss = 'hinge'", "loss == 'hinge'", True),
+    "a variable that is bound twice": ("loss = 'hinge'\nloss = 'mean'", "loss == 'hinge'", None),
+    "another variable": ("loss = 'hinge'\nkind = loss", "kind in ('mean', 'l1')", False),
+    "a variable with the result of a test": ("loss = 'hinge'\nhard = loss != 'mean'", "hard", True),
+    "a choice by a variable": ("on = True\nloss = 'a' if on else 'b'", "loss == 'a'", True),
+    "letters of another case": ("loss = 'Hinge'", "loss.lower() == 'hinge'", True),
+    "a dictionary": ("config = {'loss': 'hinge'}", "config['loss'] == 'hinge'", True),
+    "a dictionary within another": ("config = {'a': {'b': 1}}", "config['a']['b'] > 1", False),
+    "a dictionary by keywords": ("config = dict(loss='hinge')", "config.get('loss') == 'hinge'", True),
+    "a key that is missing": ("config = {'loss': 'hinge'}", "config.get('on', False)", False),
+    "a dictionary with others": ("config = {**others, 'loss': 'hinge'}", "config.get('on', False)", None),
+    "an element that is changed": ("config = {'loss': 'a'}\nconfig['loss'] = 'b'", "config['loss'] == 'a'", None),
+    "another element that is changed": ("config = {'loss': 'a'}\nconfig['n'] = 1", "config['loss'] == 'a'", True),
+    "a dictionary that is updated": (
+        "config = {'loss': 'a'}\ndef change(it):\n    it.update(loss='b')\nchange(config)",
+        "config['loss'] == 'a'",
+        None,
+    ),
+    "a namespace": ("config = types.SimpleNamespace(loss='hinge')", "config.loss == 'hinge'", True),
+    "a namespace of a dictionary": ("config = argparse.Namespace(**{'n': 1})", "config.n == 1", True),
+    "a dictionary with attributes": ("config = EasyDict({'n': 1})", "config.n == 1", True),
+    "an attribute that is assigned": ("config = argparse.Namespace(n=1)\nconfig.n = 2", "config.n == 1", None),
+    "an attribute that is set by its name": (
+        "config = argparse.Namespace(n=1)\nsetattr(config, x, 2)",
+        "config.n",
+        None,
+    ),
+    "a class": ("class Config:\n    loss = 'hinge'", "Config.loss == 'hinge'", True),
+    "an object of a class": ("class C:\n    def __init__(self):\n        self.n = 2\nc = C()", "c.n == 2", True),
+    "a field": (CONFIG + "config = Config()", "config.loss == 'hinge' and config.layers == 2", True),
+    "a field that is given": (CONFIG + "config = Config('mean')", "config.loss == 'hinge'", False),
+    "a field by the name in a variable": (CONFIG + "config, name = Config(), 'loss'", "getattr(config, name)", True),
+    "fields that are hidden": (CONFIG + "config = Config(**given)", "config.loss == 'hinge'", None),
+    "the result of a function": ("def make():\n    return {'n': 1}\nconfig = make()", "config['n'] == 1", True),
+    "an unknown function": ("config = load('config.yaml')", "config['n'] == 1", None),
+    "the default of an option": (PARSER.format(given=""), "args.loss == 'hinge'", True),
+    "a flag that is not given": (PARSER.format(given=""), "args.hard_negatives", False),
+    "a flag that is given": (PARSER.format(given="['--hard-negatives']"), "args.hard_negatives", True),
+    "an option that is given": (PARSER.format(given="['-l', '3', 'x']"), "args.layers == 3", True),
+    "options as a dictionary": (PARSER.format(given=""), "vars(args)['layers'] == 2", True),
+    "an option that is required": (PARSER.format(given=""), "args.data == 'x'", None),
+    "an option that is assigned": (PARSER.format(given="") + "args.loss = 'l1'", "args.loss == 'hinge'", None),
+    "defaults from elsewhere": ("parser.set_defaults(**given)" + PARSER.format(given=""), "args.layers == 2", None),
+}
+PROGRAM = """
+import torch
+from torch import nn
+{settings}
+
+class Spectral(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+    def forward(self, x):
+        return torch.linalg.svd(self.fc(x)).S
+
+def build(kind):
+    {build}
+
+model = build({kind})
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model(torch.randn(4, 4)).sum().backward()
+optimizer.step()
+"""
+BUILDS = {
+    "a choice": "if kind == 'spectral':\n        return Spectral()\n    else:\n        return nn.Linear(4, 4)",
+    "the rest": "if kind == 'linear':\n        return nn.Linear(4, 4)\n    return Spectral()",
+    "a registry": "return {'linear': nn.Linear, 'spectral': Spectral}[kind]()",
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_text_decides_a_test(name):
+    text, test, expected = CASES[name]
+    imports = "import argparse, types\nfrom dataclasses import dataclass, field\n"
+    program = Program(Source("program.py", f"{imports}{text}\n{test}"))
+    asked = program.tree.body[-1]
+    assert isinstance(asked, ast.Expr)
+    assert settings_of(program).decision(asked.value) is expected
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("kind", ["spectral", "linear"])
+def test_the_verdict_is_about_the_model_that_a_setting_chooses(build, kind):
+    text = PROGRAM.format(settings=f"KIND = {kind!r}", kind="KIND", build=BUILDS[build])
+    judged = judge_source(Source("program.py", text))[2]
+    assert judged.verdict is (Verdict.REFUSED if kind == "spectral" else Verdict.TRAINS)
+
+
+def test_a_model_that_no_known_setting_chooses_may_be_refused(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM.format(settings="import os", kind="os.environ['KIND']", build=BUILDS["a choice"]))
+    report = check_paths([str(script)])
+    (found,) = (each for each in report.findings if each.rule == "unsupported-operator")
+    assert (found.severity, found.run) == (Severity.NOTE, Outcome.OPEN)
+    assert report.verdicts[str(script)] is Verdict.TRAINS
