@@ -35,8 +35,8 @@ class Options:
         added = self._added.get(name, [])
         if len(added) != 1 or any(True for _ in self._file.method_calls("set_defaults")):
             return None
-        settings = {each.arg: self._setting(each.arg, each.value, literals) for each in added[0].keywords}
-        if ... in settings.values() or None in settings:
+        settings = {each.arg or "": self._setting(each.arg, each.value, literals) for each in added[0].keywords}
+        if ... in settings.values() or "" in settings:
             return None
         given = {each: value for each, value in settings.items() if each not in _OTHERS}
         parser = _Parser(add_help=False, allow_abbrev=False)

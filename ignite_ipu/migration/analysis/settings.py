@@ -36,7 +36,7 @@ _FOUND: weakref.WeakKeyDictionary[ast.Module, Settings] = weakref.WeakKeyDiction
 _DEEPEST = 12
 _SEQUENCES = (ast.Tuple, ast.List, ast.Set)
 _NAMESPACES = ("types.SimpleNamespace", "argparse.Namespace")
-_CONVERSIONS: Dict[str, Callable[[str], object]] = {"lower": str.lower, "upper": str.upper, "strip": str.strip}
+_CONVERSIONS: Dict[str, Callable[[str], str]] = {"lower": str.lower, "upper": str.upper, "strip": str.strip}
 _TESTS = (ast.Compare, ast.BoolOp, ast.UnaryOp)
 _CHANGES = ("update", "pop", "setdefault", "clear", "popitem", "__setitem__")
 
@@ -53,8 +53,8 @@ class Settings:
     """Finds the expressions whose values the settings of a file have."""
 
     def __init__(self, file: ParsedFile) -> None:
-        # The file has the settings for as long as it lives, and some callers have a proxy of it.
-        self.file: ParsedFile = file if isinstance(file, weakref.ProxyType) else weakref.proxy(file)
+        # The settings live as long as the tree; some callers have a proxy of the file itself.
+        self.file: ParsedFile = file if type(file) in weakref.ProxyTypes else weakref.proxy(file)
         self._options = Options(self.file)
         self._finding_changes = False
 
@@ -83,7 +83,9 @@ class Settings:
             right = test.comparators[0]
             if isinstance(test.ops[0], (ast.In, ast.NotIn)):
                 within = isinstance(test.ops[0], ast.In)
-                elements = [each for part in right.elts for each in literals(part)] if _is_sequence(right) else [...]
+                elements = (
+                    [each for part in right.elts for each in literals(part)] if isinstance(right, _SEQUENCES) else [...]
+                )
                 return {
                     None if ... in (each, *elements) else (each in elements) is within for each in literals(test.left)
                 }
@@ -368,7 +370,10 @@ class _Search:
                 yield ast.Constant(value=_CONVERSIONS[method.attr](value)) if isinstance(value, str) else None
         elif name in ("str", "bool", "int") and len(node.args) == 1:
             for value in self.literals(node.args[0], depth):
-                yield ast.Constant(value=value) if type(value).__name__ == name else None
+                if isinstance(value, (bool, int, str)) and type(value).__name__ == name:
+                    yield ast.Constant(value=value)
+                else:
+                    yield None
         elif function is not None:
             returned = [each for each in walk(function) if isinstance(each, ast.Return)]
             value = returned[0].value if len(returned) == 1 else None
@@ -405,10 +410,6 @@ def _default_of_field(value: ast.expr) -> ast.expr:
 
 def _is_mapping(own: ast.ClassDef) -> bool:
     return any(dotted(base) == "dict" for base in own.bases)
-
-
-def _is_sequence(node: ast.expr) -> bool:
-    return isinstance(node, _SEQUENCES)
 
 
 def _compared(operator: ast.cmpop, left: object, right: object) -> Optional[bool]:
