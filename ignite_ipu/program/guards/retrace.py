@@ -160,7 +160,7 @@ class Retrace:
                 drawn_from = [*GLOBAL, *state.iterators, *self._drawn_from]
                 values, places = state.values(), list(map(state_of, drawn_from))
                 if number:
-                    torch.manual_seed(SEED)
+                    torch.default_generator.manual_seed(SEED)  # and not those of a GPU
                 recorder = self._record()
                 now, used = recorder.operations, {id(tensor) for tensor in recorder.constants}
                 anew = state.left_behind(values, recorder.has_made, used, everywhere) if number else {}
