@@ -39,7 +39,6 @@ ASKS_THE_EMULATOR = {
 }
 # Classes of many members: interfaces of PopTorch's, public ones, and those that wait to be split.
 WIDE = {
-    "deferred.model.loop.Loop",
     "emulator.executor.executor.PoplarExecutor",
     "emulator.options.root.Options",
     "emulator.trace.active.Trace",

@@ -128,7 +128,7 @@ class Input:
     def belong(self, parameter: str, model: Captured, line: Line) -> None:
         """Be a weight again, for a loss that was computed from the copy at a line; refuse one with other values."""
         assert self.weight is not None
-        model.loop.show_weights(())
+        model.loop.reads.show_weights(())
         if not torch.equal(plain(self.weight), self.tensor):
             raise CaptureError(
                 f"The loss was computed at {line} from the weight {parameter}, which was updated or written since. The "

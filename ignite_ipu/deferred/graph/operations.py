@@ -158,7 +158,7 @@ def keep_weights(loops: Sequence[CapturedLoop]) -> None:
     for operation in list(USES):
         for leaf in operation.leaves:
             if type(leaf) is Input and leaf.model is not None and leaf.model.loop in loops:
-                leaf.model.loop.show_weights([operation])
+                leaf.model.loop.reads.show_weights([operation])
                 leaf.set_aside()
 
 
@@ -420,7 +420,7 @@ def shown_input(leaf: Input, operation: Operation) -> torch.Tensor:
     """Return the tensor of an input that has not been written into since, with the newest weights."""
     leaf.check(operation.line, late=True)
     if leaf.model is not None:
-        leaf.model.loop.show_weights([operation])
+        leaf.model.loop.reads.show_weights([operation])
     return leaf.tensor
 
 

@@ -183,9 +183,12 @@ class FusedUpdates:
                 self.leave_device(str(error), error)
                 self._loop.updates.run_ahead(ids, losses)
             return
-        self._loop.find_optimizers()
-        # Which may have joined the loop with another one.
-        self._loop.now.updates.run_ahead(ids, losses)
+        loop = self._loop
+        # The optimizers that train the models may join the loop with another one.
+        loop.setup.join(loop.models, current_line())
+        if not loop.now.updates.optimizers:
+            raise CaptureError("The model's optimizer is not known: prepare it together with the model.")
+        loop.now.updates.run_ahead(ids, losses)
 
     def weights_then(self, operation: Operation) -> Optional[Values]:
         return None if operation.model is not None and self.are_stale(operation) else []

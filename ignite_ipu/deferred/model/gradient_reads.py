@@ -70,7 +70,7 @@ def show_host_gradients(update: FusedUpdate, line: Line) -> bool:
     Returns False if the update can run for them: by the known behaviour of the loop, it is complete.
     """
     complete = incomplete(update.loop) is None and update.loop.updates.accumulates is False
-    if complete or not update.makes_all or not update.loop.computes_on_host(line):
+    if complete or not update.makes_all or not update.loop.reads.computes_on_host(line):
         return False
     pending = update.gradients.pending
     if update.shown != len(pending):

@@ -63,7 +63,7 @@ def joined_by_optimizers(models: Sequence[CapturedModel], line: Line) -> List[Lo
         _loop_of(optimizer)
     loops = list(dict.fromkeys(model.loop for model in models))
     # The trained ones come first.
-    loops.sort(key=lambda loop: not is_held(loop.module) and loop.is_frozen)
+    loops.sort(key=lambda loop: not is_held(loop.module) and _is_frozen(loop))
     loops = [join(loops, f"The loss at {line} is computed by")]
     known = [(each, loop) for each, loop in zip(optimizers, map(_loop_of, optimizers)) if loop is not None]
     for optimizer, loop in sorted(known, key=lambda pair: not _holds_all(*pair)):
@@ -120,6 +120,11 @@ def _loop_of(optimizer: torch.optim.Optimizer) -> Optional[Loop]:
     """Return the loop whose parameters an optimizer holds, after joining it from several where need be."""
     loops = loops_of(held_tensors(optimizer))
     return join(loops, f"The {type(optimizer).__name__} holds parameters of") if loops else None
+
+
+def _is_frozen(loop: Loop) -> bool:
+    with DisableTorchFunctionSubclass():
+        return not any(map(requires_grad, loop.module.parameters()))
 
 
 def _holds_all(optimizer: torch.optim.Optimizer, loop: Loop) -> bool:

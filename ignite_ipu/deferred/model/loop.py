@@ -31,15 +31,14 @@ from ignite_ipu.deferred.model.buffers import BufferBook
 from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.deferred.model.evaluations import EvaluationBook
 from ignite_ipu.deferred.model.following import LoopFollower, Withheld
+from ignite_ipu.deferred.model.host_reads import HostReads
 from ignite_ipu.deferred.model.turns import Values
 from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
-from ignite_ipu.errors import CaptureError, logger
+from ignite_ipu.errors import logger
 from ignite_ipu.program.config import IPUConfig
-from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.hooks import Gradients
 from ignite_ipu.session.session import IPUSession
-from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 if TYPE_CHECKING:
     from ignite_ipu.pipeline import PipelineRequest
@@ -205,6 +204,7 @@ class Loop:
         now: The loop that this one has become a part of, or this one.
         withheld: The update that was made before its step, whose weights are not shown.
         models: The captured models, parts of others included.
+        reads: Checks of reads that the host computes with the weights.
         modes: The modes of the module.
         edits, buffers, evaluations: Writes on the host, and the books of buffers that calls write and of calls in
             evaluation mode.
@@ -220,7 +220,7 @@ class Loop:
         self.module, self.tops, self.setup = module, tops, setup
         self._asked_places = places
         self.models: List[Captured] = []
-        self._has_told_of_host_reads = False
+        self.reads = HostReads(self)
         self.withheld = Withheld()
         self.now = self
         self._absorbed = [self]
@@ -252,19 +252,11 @@ class Loop:
         return str(getattr(self.module, "joined_names", type(self.module).__name__))
 
     @property
-    def is_alone(self) -> bool:
-        """True if it has one model, and no update of it is under way."""
-        return self.now is self and len(self.models) == 1 and not (self.updates.pending or self.updates.is_ahead)
-
-    @property
     def is_untrained(self) -> bool:
-        """True if nothing was trained, by this model or together with others."""
-        return self.is_alone and not self.updates.has_trained
-
-    @property
-    def is_frozen(self) -> bool:
-        with DisableTorchFunctionSubclass():
-            return not any(map(requires_grad, self.module.parameters()))
+        """True if it has one model, and nothing was trained, by this model or together with others."""
+        if self.now is not self or len(self.models) != 1:
+            return False
+        return not (self.updates.pending or self.updates.is_ahead or self.updates.has_trained)
 
     @property
     def compilations(self) -> int:
@@ -331,16 +323,6 @@ class Loop:
         """Return the loops of models that the loss at a line is computed by, joined where one update trains them."""
         return self.setup.join(models, line)
 
-    def find_optimizers(self) -> None:
-        """Find out which optimizers train the models.
-
-        Raises:
-            CaptureError: There is none.
-        """
-        self.setup.join(self.models, current_line())
-        if not self.now.updates.optimizers:
-            raise CaptureError("The model's optimizer is not known: prepare it together with the model.")
-
     def backward(self, loss: Loss) -> None:
         self.updates.backward(loss)
         if self.setup.observer is not IGNORING:
@@ -356,46 +338,6 @@ class Loop:
     def postponed(self) -> Optional[str]:
         """The reason why the update of the pending losses cannot run yet, None if it can."""
         return self.setup.postponed()
-
-    def computes_on_host(self, line: Line) -> bool:
-        """Copy the newest weights to the host, if it has not got them, to compute a value there that is read at a line.
-
-        False if the host is not to have them: the device has made an update ahead of its `optimizer.step()`.
-        """
-        if self.updates.is_ahead:
-            return False
-        if self.session.weights.to_host() and not self._has_told_of_host_reads:
-            self._has_told_of_host_reads = True
-            logger.warning(
-                "The value read at %s belongs to a weight update that is not complete, so the host computes it, "
-                "here and in the steps to come: each time a forward pass on the CPU, with a copy of the weights "
-                "after each update. Keep loss.detach() and read it after optimizer.step() to save both.",
-                line,
-            )
-        return True
-
-    def computes_alone(self, call: Operation) -> bool:
-        """Return whether the host can compute a call before those that were made before it have run."""
-        return self.weights_then(call) is not None and not self.buffers.waits_for_others(call)
-
-    def weights_then(self, operation: Operation) -> Optional[Values]:
-        """Return the weights that have changed since an operation used them, as they were; None if some are lost."""
-        return self.updates.weights_then(operation)
-
-    def check_weights(self) -> None:
-        """Record writes into weights; refuse to compute with them if the device is ahead of the loop."""
-        self.session.hooks.check_shown()
-        self.edits.look()
-
-    def check_unwritten(self, operations: Sequence[Operation]) -> None:
-        """Refuse to read a value of operations that were recorded before weights were written."""
-        self.edits.look()
-        self.edits.check(operations, self, "The read", unless_kept=self.updates.on_host)
-
-    def show_weights(self, operations: Sequence[Operation]) -> None:
-        """Copy the newest weights to the host, and refuse operations that were recorded before others were written."""
-        self.check_unwritten(operations)
-        self.session.weights.to_host()
 
     def close(self, optimizers: bool = True, program_ends: bool = False) -> None:
         """End the capture: the models and optimizers are ordinary ones again, with the newest weights and state.

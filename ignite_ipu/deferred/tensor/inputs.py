@@ -43,7 +43,7 @@ def input_of(tensor: torch.Tensor, line: Line) -> Input:
     found = parameter_of(tensor)
     if found is not None:
         model, name = found
-        model.loop.check_weights()
+        model.loop.reads.check_weights()
         return Input(tensor, Shape.of(tensor, requires_grad(tensor)), name, model)
     if is_weight(tensor):
         weight = Input(tensor, Shape.of(tensor, True), "")

@@ -135,8 +135,10 @@ def _computed_on_host(
     Layers keep their modes: random ones draw other numbers than the step will, and batch statistics are not kept.
     Returns None if the loop itself draws: a sample, such as an action, has to be the step's own.
     """
-    alone = all(model.loop.computes_alone(each) for each in operations for model in models_of([each], "a read", line))
-    if not (all(loop.computes_on_host(line) for loop in loops) and alone):
+    alone = all(
+        model.loop.reads.computes_alone(each) for each in operations for model in models_of([each], "a read", line)
+    )
+    if not (all(loop.reads.computes_on_host(line) for loop in loops) and alone):
         return None
 
     def called(call: Operation, leaves: List[Any]) -> Any:
@@ -144,10 +146,10 @@ def _computed_on_host(
         return call.model.called_with(call, leaves)
 
     for loop in loops:
-        loop.check_unwritten(operations)
+        loop.reads.check_unwritten(operations)
 
     def tensor_of(leaf: Input, operation: Operation) -> torch.Tensor:
-        then = leaf.model.loop.weights_then(operation) if leaf.model is not None else None
+        then = leaf.model.loop.reads.weights_then(operation) if leaf.model is not None else None
         tensor = next((value for weight, value in then or () if weight is leaf.tensor), leaf.tensor)
         return torch.Tensor.detach(tensor)
 

@@ -68,7 +68,7 @@ class Recorder:
         for leaf in leaves_in((args, kwargs)):
             owner = parameter_of(leaf)
             if owner is not None:
-                owner[0].loop.show_weights(())
+                owner[0].loop.reads.show_weights(())
         result = func(*resolved(args), **resolved(kwargs))
         _keep_for_readers(result, all_values((args, kwargs)))
         if apart is None:

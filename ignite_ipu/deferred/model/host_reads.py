@@ -1,0 +1,64 @@
+"""`HostReads`: values of a loop that are read before their update has run, and that the host computes."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence
+
+from ignite_ipu.deferred.graph.operations import Operation
+from ignite_ipu.deferred.model.turns import Values
+from ignite_ipu.errors import logger
+from ignite_ipu.program.user_code import Line
+
+
+class HostReads:
+    """Decides whether the host can compute values of a loop, and brings the newest weights for that.
+
+    Args:
+        loop: The loop, a `Loop`.
+    """
+
+    def __init__(self, loop: Any) -> None:
+        self._loop = loop
+        self._has_warned = False
+
+    def computes_on_host(self, line: Line) -> bool:
+        """Copy the newest weights to the host, if it has not got them, to compute a value there that is read at a line.
+
+        False if the host is not to have them: the device has made an update ahead of its `optimizer.step()`.
+        """
+        if self._loop.updates.is_ahead:
+            return False
+        if self._loop.session.weights.to_host() and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "The value read at %s belongs to a weight update that is not complete, so the host computes it, "
+                "here and in the steps to come: each time a forward pass on the CPU, with a copy of the weights "
+                "after each update. Keep loss.detach() and read it after optimizer.step() to save both.",
+                line,
+            )
+        return True
+
+    def computes_alone(self, call: Operation) -> bool:
+        """Return whether the host can compute a call before those that were made before it have run."""
+        return self.weights_then(call) is not None and not self._loop.buffers.waits_for_others(call)
+
+    def weights_then(self, operation: Operation) -> Optional[Values]:
+        """Return the weights that have changed since an operation used them, as they were; None if some are lost."""
+        found: Optional[Values] = self._loop.updates.weights_then(operation)
+        return found
+
+    def check_weights(self) -> None:
+        """Record writes into weights; refuse to compute with them if the device is ahead of the loop."""
+        self._loop.session.hooks.check_shown()
+        self._loop.edits.look()
+
+    def check_unwritten(self, operations: Sequence[Operation]) -> None:
+        """Refuse to read a value of operations that were recorded before weights were written."""
+        loop = self._loop
+        loop.edits.look()
+        loop.edits.check(operations, loop, "The read", unless_kept=loop.updates.on_host)
+
+    def show_weights(self, operations: Sequence[Operation]) -> None:
+        """Copy the newest weights to the host, and refuse operations that were recorded before others were written."""
+        self.check_unwritten(operations)
+        self._loop.session.weights.to_host()
