@@ -36,7 +36,7 @@ class DeviceState:
 
     Args:
         names: Names on the device of the optimizer's parameters, in its order.
-        shapes: Their shapes.
+        shapes, types: Their shapes and types.
         copying: Makes the copies from the device, and retries the ones that fail.
 
     Attributes:
@@ -49,12 +49,13 @@ class DeviceState:
         conversion: Conversion,
         names: Sequence[str],
         shapes: Sequence[Tuple[int, ...]],
+        types: Sequence[torch.dtype],
         copying: Callable[[Callable[[], _Parts]], _Parts],
         scaling: float,
     ) -> None:
         self._kind, self._is_the_users = conversion.kind, conversion.passed_through
         self._device, self._copying = conversion.optimizer, copying
-        self.names, self._shapes = names, shapes
+        self.names, self._shapes, self._types = names, shapes, types
         self.scaling = scaling
         self.was_sent = self.given_up = False
         # Before it has any state.
@@ -86,7 +87,7 @@ class DeviceState:
         self, state: Mapping[str, torch.Tensor], groups: Sequence[Mapping[str, Any]], steps: int, scaling: float
     ) -> Dict[int, Dict[str, Any]]:
         """Return torch's state by parameter number for the device's `ipu_state`, after `steps` updates."""
-        return state_to_torch(state, self.names, groups, self._kind, steps=steps, loss_scaling=scaling)
+        return state_to_torch(state, self.names, self._types, groups, self._kind, steps=steps, loss_scaling=scaling)
 
     def send(
         self,

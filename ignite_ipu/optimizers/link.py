@@ -64,7 +64,8 @@ class OptimizerLink:
         own_names = [by_parameter[id(each)] for each in shown.parameters]
         shapes = [tuple(each.shape) for each in shown.parameters]
         self._numbers = HyperParameters(conversion)
-        self._device = DeviceState(conversion, own_names, shapes, copying, float(self.settings.loss_scaling))
+        types = [each.dtype for each in shown.parameters]
+        self._device = DeviceState(conversion, own_names, shapes, types, copying, float(self.settings.loss_scaling))
         self.steps = shown.steps
         # Checks come first: an optimizer whose link fails is unchanged.
         shows = not conversion.passed_through

@@ -27,6 +27,7 @@ _FIXED = (int, float, str, type(None))
 def state_to_torch(
     device_state: Mapping[str, torch.Tensor],
     names: Sequence[str],
+    types: Sequence[torch.dtype],
     param_groups: Sequence[Mapping[str, Any]],
     kind: OptimizerKind,
     *,
@@ -40,6 +41,7 @@ def state_to_torch(
     Args:
         device_state: The entry `ipu_state` of PopTorch's optimizer.
         names: Names of the parameters on the device, in the order of torch's numbers.
+        types: Types of the parameters in that order. State is in float32, or in a wider type of its parameter.
         param_groups: Hyper-parameters of each group, with the numbers of its parameters under `params`.
         steps: Updates made so far, for optimizers whose steps only torch counts.
         loss_scaling: The device's loss scaling, which SGD's velocity carries.
@@ -51,7 +53,7 @@ def state_to_torch(
             name = names[number]
             found = {slot: device_state.get(_entry(prefix, name)) for slot, prefix in slots.items()}
             present: Dict[str, Any] = {
-                slot: _unscaled(tensor, loss_scaling if slot in kind.scaled else 1.0)
+                slot: _unscaled(tensor, loss_scaling if slot in kind.scaled else 1.0, types[number])
                 for slot, tensor in found.items()
                 if tensor is not None
             }
@@ -67,8 +69,8 @@ def state_to_torch(
     return state
 
 
-def _unscaled(tensor: torch.Tensor, scaling: float) -> torch.Tensor:
-    own = tensor.detach().to(torch.float32, copy=True)
+def _unscaled(tensor: torch.Tensor, scaling: float, kind: torch.dtype) -> torch.Tensor:
+    own = tensor.detach().to(torch.promote_types(kind, torch.float32), copy=True)
     return own if scaling == 1.0 else own.div_(scaling)
 
 
@@ -195,7 +197,8 @@ def convert_optimizer_state(
         if state_dict["ipu_state"] is not None:  # as it is where the device was never used
             told = (state_dict.get("ipu_param") or {}).get(_LOSS_SCALING, state_dict.get("loss_scaling", 1.0))
             own = {"steps": steps, "loss_scaling": float(told)}
-            found = state_to_torch(state_dict["ipu_state"], names, numbered, kind, **own)
+            types = [parameter.dtype for parameter in parameters]
+            found = state_to_torch(state_dict["ipu_state"], names, types, numbered, kind, **own)
         return {"state": found, "param_groups": numbered}
     shapes = [tuple(parameter.shape) for parameter in parameters]
     loss_scaling = float(getattr(optimizer, "loss_scaling", 1.0))

@@ -54,6 +54,7 @@ class AnchoredGradients:
         self._shorts: List[str] = []
         self.hooks = GradientHooks()
         self._strided: List[int] = []  # the parameters that have gaps, or another order of dimensions
+        self._is_wide = False  # whether there are parameters of 64 bits, which the device narrows
         self._adapts_scaling = False
 
     def again(self) -> AnchoredGradients:
@@ -74,6 +75,7 @@ class AnchoredGradients:
         self._shorts = [f"{_PREFIX}{name}" for name in self.names]
         self._strided = [number for number, each in enumerate(self.parameters) if not plain(each).is_contiguous()]
         self._resolved = resolved
+        self._is_wide = any(dtype_of(each) is torch.float64 for each in self.parameters)
         reduction = resolved.options.Training.accumulation_and_replication_reduction_type
         self._averages = reduction is backend.poptorch().ReductionType.Mean
 
@@ -114,7 +116,7 @@ class AnchoredGradients:
             if divisor != 1.0 and found:
                 found = [each.float() for each in found]
                 lists.mul_(found, 1.0 / divisor)
-            if divisor != 1.0 or blocks > 1 or processes > 1:
+            if divisor != 1.0 or blocks > 1 or processes > 1 or self._is_wide:
                 found = [each.to(dtype_of(like)) for each, like in zip(found, self.parameters)]
         for number in self._strided:
             # As autograd accumulates it.

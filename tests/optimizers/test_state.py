@@ -14,6 +14,7 @@ from ignite_ipu.optimizers.state import state_from_torch, state_to_torch
 
 NAMES = ["model.weight", "model.bias"]
 SHAPES = [(2, 3), (2,)]
+TYPES = [torch.float32, torch.float32]
 
 
 def trained(make: Any, steps: int = 3) -> Dict[str, Any]:
@@ -45,7 +46,7 @@ def test_there_and_back_is_exact(kind: Any, make: Any) -> None:
     saved = trained(make)
     groups = saved["param_groups"]
     device = state_from_torch(saved["state"], NAMES, SHAPES, groups, kind)
-    back = state_to_torch(device, NAMES, groups, kind, steps=3)
+    back = state_to_torch(device, NAMES, TYPES, groups, kind, steps=3)
     native = {
         number: entries for number, entries in saved["state"].items() if any(v is not None for v in entries.values())
     }
@@ -86,7 +87,7 @@ def test_state_of_a_variable_zero_exists() -> None:
     assert state_from_torch({}, NAMES, SHAPES, groups, SGD) == {}
     device = state_from_torch({}, NAMES, SHAPES, groups, SGD, variable={"momentum"})
     assert len(device) == 2
-    assert state_to_torch(device, NAMES, groups, SGD) == {}
+    assert state_to_torch(device, NAMES, TYPES, groups, SGD) == {}
 
 
 def test_entries_follow_what_the_device_has() -> None:

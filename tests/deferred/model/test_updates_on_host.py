@@ -54,6 +54,32 @@ def test_a_loop_trains():
     both(steady)
 
 
+@pytest.mark.parametrize(("update", "clips"), [("device", False), ("auto", True), ("host", False)])
+def test_a_model_of_64_bits(update, clips):
+    """The device narrows it: gradients and moments come back in the types of the weights."""
+
+    def run(captures):
+        model = network(norm=False).double()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        if captures:
+            ipu_prepare(optimizer, model, config=IPUConfig(update=update))
+        seen = []
+        for x, y in BATCHES:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x.double()), y)
+            loss.backward()
+            seen += [each.grad.clone() for each in model.parameters()]
+            if clips:
+                nn.utils.clip_grad_value_(model.parameters(), 0.01)
+            optimizer.step()
+            seen.append(loss.detach())
+        with torch.no_grad():
+            seen.append(model.eval()(X.double()))
+        return seen, dict(model.state_dict()), optimizer.state_dict()["state"]
+
+    torch.testing.assert_close(run(True), run(False), rtol=1e-4, atol=1e-5)
+
+
 def test_an_optimizer_evaluates_its_closure():
     def loop(model, optimizer):
         seen = []
