@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import defaultdict, deque
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributions import Independent, Normal, kl_divergence
 from torch.nn.utils import prune
 
 from ignite_ipu import create_ipu_evaluator, create_ipu_trainer, emulator, ipu_prepare
@@ -18,6 +20,27 @@ from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer
 
 X = torch.randn(5, 6, 4, generator=torch.Generator().manual_seed(1))
 Y = (X[:, :, 0] > 0).long()
+
+
+@dataclasses.dataclass
+class Kept:
+    """A record of the loop's."""
+
+    h: torch.Tensor
+    more: List[torch.Tensor]
+
+
+class Slotted:
+    """An object with a slot for an attribute."""
+
+    __slots__ = ("h",)
+
+
+class Own:
+    """An object of the loop's own."""
+
+    def __init__(self, h: torch.Tensor) -> None:
+        self.h, self.kind = h, "own"
 
 
 class Net(nn.Module):
@@ -49,6 +72,13 @@ class Net(nn.Module):
         elif self.kind == "dictionary":
             self.kept["h"] = h
             self.kept["more"] = {"positive": h.relu()}
+        elif self.kind == "distribution":
+            self.kept = Independent(Normal(h, h.exp()), 1)
+            return self.last(self.kept.mean)
+        elif self.kind == "dataclass":
+            self.kept = Kept(h, [h.relu()])
+        elif self.kind == "object":
+            self.kept = Own(h)
         return self.last(h)
 
 
@@ -60,6 +90,9 @@ LOSSES: Dict[str, Callable[[Any], torch.Tensor]] = {
     "cleared list": lambda kept: sum(each.square().mean() for each in kept),
     "tuple": lambda kept: kept[0].square().mean() * kept[1],
     "dictionary": lambda kept: kept["h"].square().mean() + kept["more"]["positive"].mean(),
+    "distribution": lambda kept: kl_divergence(kept, Independent(Normal(torch.zeros(4), 1.0), 1)).mean(),
+    "dataclass": lambda kept: kept.h.square().mean() + kept.more[0].mean(),
+    "object": lambda kept: kept.h.square().mean(),
 }
 
 
@@ -190,10 +223,6 @@ class Keeper:
         kinds = (attribute, of_class, namespace, slot, cleared_list, new_lists, newest, of_module)
         named = {function.__name__: function for function in kinds}
         return {**named, "variable": self.variable, "argument": functools.partial(given, self.by_argument)}
-
-
-class Slotted:
-    __slots__ = ("h",)
 
 
 KEPT: Any = None

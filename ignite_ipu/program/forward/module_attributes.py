@@ -12,6 +12,7 @@ from typing import Any, Container, Dict, List, Tuple
 
 import torch
 from torch import nn
+from torch.distributions import Distribution
 
 from ignite_ipu.errors import logger
 from ignite_ipu.program.guards.values import leave_behind
@@ -112,11 +113,18 @@ def _collections(plain: _Own) -> List[Tuple[str, Any]]:
 
 
 def tensors_in(value: Any) -> List[torch.Tensor]:
-    """Return the tensors in an attribute: in containers, and among the attributes of an object, but no further."""
+    """Return the tensors in an attribute: in containers, and among the attributes of an object, but no further.
+
+    A distribution may be made of others.
+    """
     found: List[torch.Tensor] = []
     for leaf in leaves_of(value, records=False):
         held = (leaf,) if isinstance(leaf, torch.Tensor) else getattr(leaf, "__dict__", {}).values()
-        found += [each for each in held if isinstance(each, torch.Tensor)]
+        for each in held:
+            if isinstance(each, torch.Tensor):
+                found.append(each)
+            elif isinstance(each, Distribution):
+                found += tensors_in(each)
     return found
 
 

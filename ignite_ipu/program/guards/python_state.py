@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from itertools import chain, cycle
 from types import FunctionType
-from typing import Any, Callable, Container, Dict, Hashable, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Container, Dict, Hashable, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
@@ -18,8 +18,18 @@ from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.program.guards.names import Named
 from ignite_ipu.program.guards.saved_attributes import SavedAttributes
-from ignite_ipu.program.guards.values import FUNCTIONS, READ, Reader, is_fixed, is_grown, leave_behind, replaced_tensors
+from ignite_ipu.program.guards.values import (
+    FUNCTIONS,
+    READ,
+    Reader,
+    is_fixed,
+    is_grown,
+    is_left_behind,
+    leave_behind,
+    replaced_tensors,
+)
 from ignite_ipu.program.module_state import REGISTRATIONS
+from ignite_ipu.program.tensors.trees import attributes_of, opened_record, tensors_in
 from ignite_ipu.program.user_code import read_by
 from ignite_ipu.torch_names.modules import FORWARD_HOOKS, MODULES, all_named_modules, global_hooks
 
@@ -27,10 +37,41 @@ _VALUES = (*READ, *FUNCTIONS, nn.Module)
 _GLOBAL_HOOKS = global_hooks(*FORWARD_HOOKS)
 # The attributes of a module are faster to read than the module.
 _is_training: Callable[[Dict[str, Any]], bool] = operator.itemgetter("training")
-_read = Reader().read
 _MODE = "training"
 # So many of PyTorch's own modules are checked in one call for silent changes, and the next ones in the next.
 _AT_ONCE = 32
+
+
+class _StateReader(Reader):
+    """Reads all objects of a class as equal that calls have made of the tensors that they leave."""
+
+    def of_object(self, value: Any) -> Hashable:
+        return (type(value),) if _is_left(value) else super().of_object(value)
+
+
+_read = _StateReader().read
+
+
+class _RecordReader(Reader):
+    """Reads objects by their attributes, as a distribution that is made of others."""
+
+    def __init__(self) -> None:
+        self._within: Set[int] = set()
+
+    def of_object(self, value: Any) -> Hashable:
+        if isinstance(value, (*_VALUES, type)) or id(value) in self._within:
+            return super().of_object(value)
+        self._within.add(id(value))
+        return type(value), self.read(attributes_of(value))
+
+
+def _is_remade(old: Any, new: Any) -> bool:
+    """Return whether an object is the same, or another one that a call has made of the tensors that it leaves."""
+    return new is old or (type(new) is type(old) and _is_left(old) and _is_left(new))
+
+
+def _is_left(value: Any) -> bool:
+    return not isinstance(value, (*FUNCTIONS, nn.Module)) and any(map(is_left_behind, tensors_in(value)))
 
 
 class _Tables:
@@ -177,8 +218,12 @@ class PythonState:
             if any(self._hookless) or not all(tables.same for tables in self._in_turns):
                 return False
             self._registered = registered
-        if self._leads and not all(map(operator.is_, [read() for read in self._leads], self._leading)):
-            return False
+        if self._leads:
+            leading = [read() for read in self._leads]
+            if not all(map(operator.is_, leading, self._leading)):
+                if not all(map(_is_remade, self._leading, leading)):
+                    return False
+                self._leading = leading
         watched, in_turn = self._watched, next(self._turns)
         return (watched is None or watched.same) and (in_turn is None or in_turn.same)
 
@@ -233,6 +278,21 @@ class PythonState:
             if pairs and all(made(tensor) and id(former) not in used for former, tensor in pairs):
                 found[number] = [tensor for _, tensor in pairs]
         return found
+
+    def leave_remade(self, made: Callable[[torch.Tensor], bool], used: Container[int]) -> None:
+        """Let the tensors of objects count for nothing that a call has made of its tensors, such as a distribution.
+
+        Args:
+            made, used: As of `left_behind`.
+        """
+        for number, (read, old) in enumerate(zip(self._leads, list(self._leading))):
+            new = read()
+            if new is old or opened_record(new) is None:
+                continue
+            pairs = replaced_tensors(_RecordReader().of_object(old), _RecordReader().of_object(new))
+            if pairs and all(made(tensor) and id(former) not in used for former, tensor in pairs):
+                self.leave_behind(tensor for _, tensor in pairs)
+                self._leading[number] = new
 
     def only_keeps(
         self, before: Sequence[Hashable], made: Callable[[torch.Tensor], bool], but: Container[int] = ()

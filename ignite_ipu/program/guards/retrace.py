@@ -153,10 +153,13 @@ class Retrace:
             everywhere: Whether tensors may be left in other places than attributes of the model's modules.
         """
         before: List[Operation] = []
+        values: List[Hashable] = []
         with draws_put_back():
             # Results of the first call, such as a cache, are unchanged in the second.
             for number in range(_MOST_TRACES):
-                state = state if state.complete else self._state_of()
+                # An object in the place of None, for example, is found from then on.
+                known = state.complete and (number != 1 or state.values() == values)
+                state = state if known else self._state_of()
                 drawn_from = [*GLOBAL, *state.iterators, *self._drawn_from]
                 values, places = state.values(), list(map(state_of, drawn_from))
                 if number:
@@ -164,6 +167,8 @@ class Retrace:
                 recorder = self._record()
                 now, used = recorder.operations, {id(tensor) for tensor in recorder.constants}
                 anew = state.left_behind(values, recorder.has_made, used, everywhere) if number else {}
+                if number:
+                    state.leave_remade(recorder.has_made, used)
                 changed = state.changed(values, anew) or ([] if state.complete else ["new ones"])
                 drawn = moved(drawn_from, places)
                 only_keeps = state.complete and state.only_keeps(values, recorder.has_made, anew) and not drawn

@@ -15,6 +15,7 @@ from types import MemberDescriptorType, SimpleNamespace
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
+from torch.distributions import Distribution
 
 PLAIN: FrozenSet[type] = frozenset(
     (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
@@ -156,7 +157,7 @@ def opened_object(value: Any) -> Optional[Container]:
 def opened_record(value: Any) -> Optional[Container]:
     """Return the parts of an object with tensors, such as a dataclass; None for another value.
 
-    They are attributes, or are in lists, tuples, dictionaries and dataclasses among these.
+    They are attributes, or are in lists, tuples, dictionaries, dataclasses and distributions among these.
     """
     if type(value) in PLAIN or isinstance(value, (type, torch.nn.Module)):
         return None
@@ -183,7 +184,7 @@ def _holds_tensors(value: Any, seen: Set[int]) -> bool:
         parts: Any = value
     elif type(value) in (dict, OrderedDict, defaultdict):  # other mappings may compute their items
         parts = value.values()
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+    elif isinstance(value, Distribution) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
         parts = attributes_of(value).values()
     else:
         return False
