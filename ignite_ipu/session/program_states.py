@@ -81,8 +81,6 @@ class Asked(_NotCompiled):
     def wrap(self, leaves: Sequence[Any]) -> Wrapped:
         """Return the program wrapped by PopTorch, for the first batch."""
         source = self.source
-        if source.kind.updates:
-            source.weights.detector.unwatch()
         # Of layers on several IPUs attributes are not kept.
         computes = source.placing is None and source.effects.find_attributes(leaves)
         source.effects.carry_integers(leaves, several_ipus=source.placing is not None)
@@ -90,6 +88,9 @@ class Asked(_NotCompiled):
         may_write = source.kind.training and source.resolved.own_buffers
         own_statistics = may_write and (computes or source.step.tracks_statistics())
         options = source.wrapped_options(leaves, own_statistics)
+        if source.kind.updates:
+            # At last: calls of the model on the host, as for a plan, begin to watch its weights again.
+            source.weights.detector.unwatch()
         executor = source.kind.wrap(source.step, options)
         if source.step.integers:
             executor = CarryingExecutor(executor, source.step.integers)

@@ -9,6 +9,7 @@ import torch
 from ignite.engine import Engine
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import ipu_prepare, ipu_step
@@ -218,6 +219,29 @@ def test_auto_plans_with_the_first_update():
         program = captured(model).session.training
         assert program.ipus == 2 and program.placing.plan.fits
         assert type(program.executor.options._execution_strategy) is strategy
+
+
+@pytest.mark.parametrize("pipeline", [["0", "2"], "auto"])
+def test_layers_that_are_pruned_between_updates(pipeline):
+    """Another program is planned and wrapped then, for a model with more buffers."""
+
+    def trained(captures):
+        model = network()
+        optimizer = sgd(model)
+        if captures:
+            ipu_prepare(optimizer, model, config={"pipeline": pipeline, "ipus": 2, **SHARDED})
+        losses = []
+        for number in range(4):
+            if number in (1, 3):
+                prune.l1_unstructured(model[2], "weight", amount=0.3)
+            optimizer.zero_grad()
+            loss = cross_entropy(model, X[:8], Y[:8])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses, dict(model.state_dict())
+
+    torch.testing.assert_close(trained(True), trained(False), rtol=1e-4, atol=1e-5)
 
 
 def test_estimated_memory_is_a_limit():
