@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import io
 import re
 import sys
 import tokenize
 from collections import Counter
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Sequence
+from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[1]
 KINDS = ("docs", "docstrings", "comments", "messages", "tests")
 """Pages, the three kinds of English in the package, and docstrings with comments of tests."""
+_KINDS = ("docstrings", "comments", "messages")
 ENGLISH = re.compile(r"\b(a|an|the|is|are|has|of|to|in|no|not)\b")
 """Finds the words that lists of names do not have."""
 LONG = 28
@@ -82,30 +84,45 @@ def of_page(path: Path) -> Iterator[Passage]:
             yield Passage(f"{path.name}:{(token.map or [0])[0] + 1}", "".join(words))
 
 
-def of_source(path: Path, kind: str) -> Iterator[Passage]:
-    """Yield the docstrings, comments or messages of a Python file.
+@functools.lru_cache(maxsize=None)
+def of_source(path: Path, kinds: Tuple[str, ...]) -> Dict[str, List[Passage]]:
+    """Return the docstrings, comments and messages of a Python file, those of the given kinds, by the kind.
 
     Messages are all English texts of four words or more that are no docstrings: of exceptions, of the log, of help.
     """
     source = path.read_text(encoding="utf-8")
-    place = str(path.relative_to(ROOT))
-    if kind == "comments":
-        for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            if token.type == tokenize.COMMENT:
-                yield Passage(f"{place}:{token.start[0]}", token.string.lstrip("# "))
-        return
     nodes = list(ast.walk(ast.parse(source)))
+    ways: Dict[str, Iterator[Tuple[int, str]]] = {
+        "docstrings": _docstrings(nodes),
+        "comments": _comments(source),
+        "messages": _messages(nodes),
+    }
+    place = str(path.relative_to(ROOT))
+    return {kind: [Passage(f"{place}:{line}", text) for line, text in ways[kind]] for kind in kinds}
+
+
+def _docstrings(nodes: Sequence[ast.AST]) -> Iterator[Tuple[int, str]]:
+    for node in nodes:
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+            text = ast.get_docstring(node)
+            if text:
+                yield getattr(node, "lineno", 1), re.sub(r"`+[^`]*`+", "X", text)
+
+
+def _comments(source: str) -> Iterator[Tuple[int, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string.lstrip("# ")
+
+
+def _messages(nodes: Sequence[ast.AST]) -> Iterator[Tuple[int, str]]:
     inner = {part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
     inner |= {node.value for node in nodes if isinstance(node, ast.Expr)}
     for node in nodes:
-        if kind == "messages":
-            text = literal(node) if isinstance(node, (ast.Constant, ast.JoinedStr)) and node not in inner else ""
+        if isinstance(node, (ast.Constant, ast.JoinedStr)) and node not in inner:
+            text = literal(node)
             if len(text.split()) > 3 and "\n" not in text and ENGLISH.search(text):
-                yield Passage(f"{place}:{getattr(node, 'lineno', 1)}", text)
-        elif isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-            text = ast.get_docstring(node)
-            if text:
-                yield Passage(f"{place}:{getattr(node, 'lineno', 1)}", re.sub(r"`+[^`]*`+", "X", text))
+                yield node.lineno, text
 
 
 def literal(node: ast.expr) -> str:
@@ -151,9 +168,9 @@ def passages(kind: str) -> List[Passage]:
     """Return all passages of one of `KINDS`."""
     if kind == "docs":
         return [passage for path in pages() for passage in of_page(path)]
-    folder, parts = ("tests", ("docstrings", "comments")) if kind == "tests" else ("ignite_ipu", (kind,))
-    files = sorted((ROOT / folder).rglob("*.py"))
-    return [passage for path in files for part in parts for passage in of_source(path, part)]
+    folder, kinds = ("tests", _KINDS[:2]) if kind == "tests" else ("ignite_ipu", _KINDS)
+    found = [of_source(path, kinds) for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [passage for each in found for part in (kinds if kind == "tests" else (kind,)) for passage in each[part]]
 
 
 def main(arguments: Sequence[str]) -> None:
