@@ -125,11 +125,17 @@ TRAINED = {
     ),
     "a function by a name in a variable": ("loss = by_name[KIND](out)", ""),
     "a flag of a function that is off": ("loss = either(out)", ""),
+    "functions of torch.special and torch.linalg": (
+        "loss = torch.special.exp2(out).sum() + torch.linalg.diagonal(out).sum() + torch.special.sinc(out).sum()",
+        "",
+    ),
     "covariances": ("loss = torch.cov(out).pow(2).mean() + out.T.cov(correction=0).sum()", ""),
     "gradients for an output that has some": ("out.requires_grad_()\n" + PLAIN, ""),
 }
 REFUSED = {
     "an operator": ("loss = torch.linalg.svdvals(out).sum()", ""),
+    "an operator without a shape": ("loss = torch.linalg.lstsq(out, x)[0].sum()", ""),
+    "the first of two results": ("loss = torch.adaptive_max_pool1d(out, 2)[0].sum()", ""),
     "correlations": ("loss = torch.corrcoef(out).sum()", ""),
     "a method": ("loss = out.kthvalue(2).values.mean()", ""),
     "a method in place": ("out = out.lgamma_()\nloss = out.mean()", ""),

@@ -185,6 +185,7 @@ REFUSED = {
         "self.seen = torch.cat([self.seen, x.mean(0)[:1].detach()])\nreturn self.fc(x) * self.seen.mean()",
     ),
     "an operator that does not compile": ("", "return torch.linalg.svd(self.fc(x)).S"),
+    "an operator without a shape": ("", "y = self.fc(x)\nreturn torch.linalg.lstsq(y, y)[0]"),
     "correlations": ("", "return torch.corrcoef(self.fc(x))"),
     "an argument of a layer": (
         "self.table = nn.Embedding(4, 4, scale_grad_by_freq=True)",

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ignite_ipu.capabilities.traced import NO_FUNCTION, SHAPE
+from ignite_ipu.capabilities.traced import NO_FUNCTION, OPERATOR, SHAPE
 from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
 from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, name_of
 from ignite_ipu.deferred.graph.owners import OWNED
 from ignite_ipu.deferred.graph.structure import Bounded, Structure, flatten, is_tensor, unflatten
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.operators import table as operator_table
 from ignite_ipu.program.tensors.trees import PLAIN
 from ignite_ipu.program.traced_places import refusal_at
 from ignite_ipu.program.user_code import Line
@@ -173,6 +174,8 @@ def _inferred(
         text = f"{type(error).__name__} {error}".lower()
         if not any(sign in text for sign in ("meta", "data-dependent", "dynamicoutputshape")):
             raise
+        if operator_table.refused(name_of(function)) is not None:
+            raise CaptureError(refusal_at(OPERATOR, line.place, NO_FUNCTION, f"{name_of(function)}()")) from error
         if host_kernels.has_no_shape:
             raise CaptureError(refusal_at(SHAPE, line.place, NO_FUNCTION, f"{name_of(function)}()")) from error
         raise CaptureError(

@@ -198,6 +198,11 @@ def check_loss(capture: Trace, loss: fx.Node) -> None:
         _warn_once(capture, call.name, f"{text} {DOUBT}")
 
 
+def is_refused(name: str) -> bool:
+    """Return whether the table has an operator among those that do not compile."""
+    return table.refused(name) is not None
+
+
 def note(capture: Trace, name: str, node: fx.Node, kinds: Set[str]) -> None:
     """Remember a call of which `kinds` do not compile, unless it is computed while compiling.
 

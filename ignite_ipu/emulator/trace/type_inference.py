@@ -202,7 +202,8 @@ def _failed(kernel: Callable[..., Any], error: Exception) -> Error:
     reason = reason.rstrip(". \n")
     return backend_error(
         f"Type inference failed for {name}, called {call_sites.here()}: {reason}. "
-        f"{_REMEDIES.get(name, operators.REMEDY)}"
+        f"{_REMEDIES.get(name, operators.REMEDY)}",
+        kind=Refusal.UNSUPPORTED_OPERATOR if operators.is_refused(name) else None,
     )
 
 

@@ -82,6 +82,8 @@ _LAYERS = {
     },
     **{f"Conv{n}d": "pad" for n in (1, 2, 3)},
 }
+# A function of torch that returns indices, too, while its namesake of torch.nn.functional is computed by others.
+_OF_TWO_RESULTS = ("torch.adaptive_max_pool1d",)
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,8 @@ def is_refused(file: ParsedFile, name: str, call: ast.Call) -> bool:
 
 def is_handled(name: str, restriction: Optional[Restriction] = None) -> bool:
     """Return whether `run` computes by others a function or layer that PopTorch refuses, wholly or by a restriction."""
+    if name in _OF_TWO_RESULTS:
+        return False
     plain = name.rsplit(".", 1)[1].rstrip("_")  # in place, too
     plain = _LAYERS.get(plain, plain)
     arguments = COMPUTED.get(plain, frozenset())

@@ -342,8 +342,11 @@ _OF_TENSORS: Dict[str, Function] = {
     **EXACT_TENSORS,
 }
 for _name, _equivalent in {**_OF_TENSORS, **EXACT_VALUES}.items():
-    for _owner in (torch, torch.Tensor):
+    for _owner in (torch, torch.Tensor, torch.special):
         if hasattr(_owner, _name):
             EQUIVALENTS[getattr(_owner, _name)] = _equivalent
         if hasattr(_owner, f"{_name}_") and _name not in EXACT_VALUES:
             EQUIVALENTS[getattr(_owner, f"{_name}_")] = functools.partial(_written, getattr(_owner, _name), _equivalent)
+EQUIVALENTS[torch.linalg.diagonal] = lambda func, A, *, offset=0, dim1=-2, dim2=-1: _diagonal(
+    torch.diagonal, A, offset, dim1, dim2
+)
