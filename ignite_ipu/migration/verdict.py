@@ -100,7 +100,11 @@ def judge(program: Program, findings: Iterable[Finding], latent: Iterable[Latent
         trains(program),
         program.is_automatic,
         outcomes,
-        clips=frozenset(_scope_of(uses, each) for each in findings if each.rule == "gradient-clipping"),
+        clips=frozenset(
+            _scope_of(uses, each)
+            for each in findings
+            if each.rule == "gradient-clipping" and each.severity is not Severity.NOTE
+        ),
         optimizers=frozenset((uses.scope_of(call.lineno), clips_on_host(call, name)) for call, name in calls),
         imports=imports_of(node for kind in IMPORTS for node in program.nodes(kind)),
         uses=uses,

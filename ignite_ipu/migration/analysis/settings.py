@@ -38,6 +38,7 @@ _SEQUENCES = (ast.Tuple, ast.List, ast.Set)
 _NAMESPACES = ("types.SimpleNamespace", "argparse.Namespace")
 _CONVERSIONS: Dict[str, Callable[[str], str]] = {"lower": str.lower, "upper": str.upper, "strip": str.strip}
 _TESTS = (ast.Compare, ast.BoolOp, ast.UnaryOp)
+_QUESTIONS = ("startswith", "endswith")
 _CHANGES = ("update", "pop", "setdefault", "clear", "popitem", "__setitem__")
 
 
@@ -83,11 +84,11 @@ class Settings:
             right = test.comparators[0]
             if isinstance(test.ops[0], (ast.In, ast.NotIn)):
                 within = isinstance(test.ops[0], ast.In)
-                elements = (
-                    [each for part in right.elts for each in literals(part)] if isinstance(right, _SEQUENCES) else [...]
-                )
                 return {
-                    None if ... in (each, *elements) else (each in elements) is within for each in literals(test.left)
+                    None if each is None else each is within
+                    for each in (
+                        _contains(left, around) for left in literals(test.left) for around in _sets(right, literals)
+                    )
                 }
             pairs = [(left, each) for left in literals(test.left) for each in literals(right)]
             return {_compared(test.ops[0], *pair) for pair in pairs}
@@ -368,6 +369,11 @@ class _Search:
         elif isinstance(method, ast.Attribute) and method.attr in _CONVERSIONS and not node.args:
             for value in self.literals(method.value, depth):
                 yield ast.Constant(value=_CONVERSIONS[method.attr](value)) if isinstance(value, str) else None
+        elif isinstance(method, ast.Attribute) and method.attr in _QUESTIONS and len(node.args) == 1:
+            for text in list(self.literals(method.value, depth)):
+                for part in list(self.literals(node.args[0], depth)):
+                    known = isinstance(text, str) and isinstance(part, str)
+                    yield ast.Constant(value=getattr(text, method.attr)(part)) if known else None
         elif name in ("str", "bool", "int") and len(node.args) == 1:
             for value in self.literals(node.args[0], depth):
                 if isinstance(value, (bool, int, str)) and type(value).__name__ == name:
@@ -410,6 +416,21 @@ def _default_of_field(value: ast.expr) -> ast.expr:
 
 def _is_mapping(own: ast.ClassDef) -> bool:
     return any(dotted(base) == "dict" for base in own.bases)
+
+
+def _sets(node: ast.expr, literals: Literals) -> Iterator[object]:
+    """Yield the literals that an expression may have as its value; that of a sequence is a list, Ellipsis unknown."""
+    if not isinstance(node, _SEQUENCES):
+        yield from literals(node)
+        return
+    elements = [each for part in node.elts for each in literals(part)]
+    yield ... if ... in elements else elements
+
+
+def _contains(element: object, around: object) -> Optional[bool]:
+    if isinstance(around, list) and element is not ...:
+        return element in around
+    return element in around if isinstance(element, str) and isinstance(around, str) else None
 
 
 def _compared(operator: ast.cmpop, left: object, right: object) -> Optional[bool]:

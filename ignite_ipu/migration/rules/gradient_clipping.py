@@ -27,7 +27,10 @@ Example:
 
 from __future__ import annotations
 
+import ast
+
 from ignite_ipu.capabilities import GRADIENTS
+from ignite_ipu.migration.analysis.settings import settings_of
 from ignite_ipu.migration.analysis.training import clips_on_host
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
@@ -40,9 +43,23 @@ def check(program: Program) -> Hits:
         "torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_", "torch.nn.utils.clip_grad_norm"
     ):
         entry = GRADIENTS[name if name.endswith("_") else f"{name}_"]
-        outcome = Outcome.ON_HOST if _cannot_clip(program) else None
+        sure = _is_sure(program, call)
+        outcome = Outcome.ON_HOST if sure and _cannot_clip(program) else None
         message = f"{name.rsplit('.', 1)[1]} has no gradients to clip: they stay on the device"
-        yield Hit(call, message, run=outcome, entry=entry)
+        yield Hit(call, message, severity=None if sure else Severity.NOTE, run=outcome, entry=entry)
+
+
+def _is_sure(program: Program, call: ast.Call) -> bool:
+    """Return whether gradients are clipped for sure: behind no unknown test that decides about the clipping alone."""
+    tests = [above for above in program.ancestors(call) if isinstance(above, ast.If)]
+    return all(settings_of(program).decision(each.test) is not None or _of_updates(each) for each in tests)
+
+
+def _of_updates(node: ast.If) -> bool:
+    """Return whether a test decides about whole updates, whose step is behind it, too; or asks for the main program."""
+    attributes = {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
+    names = {part.id for part in ast.walk(node.test) if isinstance(part, ast.Name)}
+    return bool(attributes & {"step", "sync_gradients"}) or "__name__" in names
 
 
 def _cannot_clip(program: Program) -> bool:

@@ -36,6 +36,8 @@ CASES = {
     "a variable with the result of a test": ("loss = 'hinge'\nhard = loss != 'mean'", "hard", True),
     "a choice by a variable": ("on = True\nloss = 'a' if on else 'b'", "loss == 'a'", True),
     "letters of another case": ("loss = 'Hinge'", "loss.lower() == 'hinge'", True),
+    "a part of a name": ("loss = 'hinge_l1'", "'l1' in loss and loss.startswith('hinge')", True),
+    "a name of unknown letters": ("loss = names[0]", "loss.startswith('hinge')", None),
     "a dictionary": ("config = {'loss': 'hinge'}", "config['loss'] == 'hinge'", True),
     "a dictionary within another": ("config = {'a': {'b': 1}}", "config['a']['b'] > 1", False),
     "a dictionary by keywords": ("config = dict(loss='hinge')", "config.get('loss') == 'hinge'", True),
@@ -94,6 +96,27 @@ optimizer = torch.optim.SGD(model.parameters(), 0.1)
 model(torch.randn(4, 4)).sum().backward()
 optimizer.step()
 """
+CLIPPED = """
+import sys
+import torch
+from torch import nn
+LIMIT = {limit}
+model = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+for step in range(4):
+    model(torch.randn(4, 4)).sum().backward()
+    if step % 2:
+        {test}
+            nn.utils.clip_grad_norm_(model.parameters(), LIMIT)
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+CLIPS = {
+    "a limit": ("1.0", "if LIMIT:", Verdict.TRAINS_ON_HOST),
+    "none": ("None", "if LIMIT is not None:", Verdict.TRAINS),
+    "an unknown one": ("float(sys.argv[1])", "if LIMIT > 0:", Verdict.TRAINS),
+    "no test": ("float(sys.argv[1])", "with torch.no_grad():", Verdict.TRAINS_ON_HOST),
+}
 BUILDS = {
     "a choice": "if kind == 'spectral':\n        return Spectral()\n    else:\n        return nn.Linear(4, 4)",
     "the rest": "if kind == 'linear':\n        return nn.Linear(4, 4)\n    return Spectral()",
@@ -126,3 +149,9 @@ def test_a_model_that_no_known_setting_chooses_may_be_refused(tmp_path):
     (found,) = (each for each in report.findings if each.rule == "unsupported-operator")
     assert (found.severity, found.run) == (Severity.NOTE, Outcome.OPEN)
     assert report.verdicts[str(script)] is Verdict.TRAINS
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_gradients_are_clipped_on_the_host_if_a_known_test_clips_them(name):
+    limit, test, expected = CLIPS[name]
+    assert judge_source(Source("program.py", CLIPPED.format(limit=limit, test=test)))[2].verdict is expected
