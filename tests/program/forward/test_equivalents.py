@@ -75,6 +75,14 @@ CASES: Dict[str, Case] = {
     "tril": (lambda x: x.tril(-1), (normal(2, 4, 3),)),
     "triu": (lambda x: torch.triu(x, 1), (normal(4, 3),)),
     "diagonal": (lambda x: x.diagonal(1, -2, -1), (normal(2, 4, 3),)),
+    "diagonals of matrices": (
+        lambda x: torch.linalg.diagonal(x) + torch.linalg.diagonal(x, offset=1, dim1=0, dim2=1).sum(),
+        (normal(2, 4, 3),),
+    ),
+    "functions of torch.special": (
+        lambda x: torch.special.exp2(x) + torch.special.sinc(x) + torch.special.xlogy(x, x.abs() + 1),
+        (normal(2, 3),),
+    ),
     "diagonal below": (lambda x: torch.diagonal(x, -2), (normal(4, 3, 2),)),
     "diag": (torch.diag, (normal(4, 4),)),
     "trace": (torch.trace, (normal(3, 4),)),
