@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from heapq import nlargest
+from itertools import chain
 from operator import itemgetter
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple, Union
 
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 
 from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.machine import Machine
-from ignite_ipu.pipeline.costs.partition import Index, Matrix, span_peaks, span_sums
+from ignite_ipu.pipeline.costs.partition import Index, Matrix, SpanSums, span_peaks
 from ignite_ipu.pipeline.costs.schedule import StageTime, in_flight
 from ignite_ipu.pipeline.profiling.profile import Profile, TensorSize
 
@@ -122,16 +123,19 @@ class StageMemory:
 Bytes = Any  # a matrix, or a single number for a single span
 
 
-class _Spans(NamedTuple):
-    """Sums and peaks over every span of layers; see `Matrix`."""
+_Vector = npt.NDArray[np.float64]
 
-    weights: Matrix
-    gradients: Matrix
-    elements: Matrix
+
+class _Spans(NamedTuple):
+    """Sums and peaks over every span of layers, and the tensors that come in by the layer that a span begins with."""
+
+    weights: SpanSums
+    gradients: SpanSums
+    elements: SpanSums
     saved: Matrix
     working: Matrix
-    inbound: Matrix
-    entering: Matrix
+    inbound: _Vector
+    entering: _Vector
 
 
 @lru_cache(maxsize=8)
@@ -144,15 +148,15 @@ def _spans(profile: Profile) -> _Spans:
     # saved[i, j]: made in layer i or later and saved before layer j; inputs of the stage are in `inbound`.
     saved = np.zeros((count + 1, count + 1))
     saved[:count, 1:] = np.cumsum(np.cumsum(kept[::-1], axis=0)[::-1], axis=1)
-    inbound = np.zeros((count + 1, count + 1))
-    inbound[1:count, :] = np.asarray(profile.cut_bytes, dtype=np.float64)[:, None] if count > 1 else 0.0
+    inbound = np.zeros(count + 1)
+    inbound[1:count] = profile.cut_bytes
     # To repeat its forward pass, the first stage needs its inputs from the host.
     entering = inbound.copy()
-    entering[0, :] = profile.input_bytes
+    entering[0] = profile.input_bytes
     return _Spans(
-        weights=span_sums([layer.parameter_bytes + layer.buffer_bytes for layer in layers]),
-        gradients=span_sums([layer.trainable_bytes for layer in layers]),
-        elements=span_sums([layer.trainable_elements for layer in layers]),
+        weights=SpanSums([layer.parameter_bytes + layer.buffer_bytes for layer in layers]),
+        gradients=SpanSums([layer.trainable_bytes for layer in layers]),
+        elements=SpanSums([layer.trainable_elements for layer in layers]),
         saved=saved,
         working=span_peaks([layer.activation_bytes for layer in layers]),
         inbound=inbound,
@@ -172,8 +176,8 @@ class MemoryModel:
 
     def _parts(self, span: Index) -> Tuple[Bytes, ...]:
         """Return weights, gradients, state, working space, and activations: once, and for a micro-batch in flight."""
-        spans, strategy = self._spans, self.strategy
-        weights, inbound, working = spans.weights[span], spans.inbound[span], spans.working[span]
+        spans, strategy, begin = self._spans, self.strategy, span[0]
+        weights, inbound, working = spans.weights[span], spans.inbound[begin], spans.working[span]
         none = 0.0 * weights
         if not self.profile.training:
             return weights, none, none, working, inbound, none
@@ -181,14 +185,14 @@ class MemoryModel:
         state = none if strategy.offload_optimizer else self.optimizer.bytes(1) * spans.elements[span] / shards
         gradients = float(self.optimizer.accumulator) * spans.gradients[span]
         saved = spans.saved[span]
-        once, each = (saved, spans.entering[span]) if strategy.recompute else (none, inbound + saved)
+        once, each = (saved, spans.entering[begin]) if strategy.recompute else (none, inbound + saved)
         return weights, gradients, state, 2 * working, once, each
 
-    def totals(self, stages: int, spans: Index) -> Callable[[int], Matrix]:
-        """Return a function of a stage's number that gives its bytes for these spans of layers."""
+    def totals(self, stages: int, spans: Index) -> Callable[[int, Any], Matrix]:
+        """Return a function of a stage's number that gives its bytes for some rows of these spans of layers."""
         *fixed, each = self._parts(spans)
         held: Any = sum(fixed)
-        return lambda stage: held + self._kept(stage, stages) * each
+        return lambda stage, rows: held[rows] + self._kept(stage, stages) * each[rows]
 
     def stage(self, begin: int, end: int, stage: int, stages: int) -> StageMemory:
         """Return the same for one span, by purpose."""
@@ -200,9 +204,10 @@ class MemoryModel:
         layers = self.profile.layers[begin:end]
         kept = 1 if self.strategy.recompute else self._kept(stage, stages)
         times = f" x {kept} micro-batches" if kept > 1 else ""
-        sizes = [(p.bytes, "", p.name) for layer in layers for p in layer.parameters]
-        sizes += [(kept * t.bytes, f"{layer.name}: ", f"{t.name}{times}") for layer in layers for t in layer.saved]
-        return [TensorSize(of + name, size) for size, of, name in nlargest(count, sizes, key=itemgetter(0))]
+        weights = ((p.bytes, p.name, "") for layer in layers for p in layer.parameters)
+        saved = ((kept * t.bytes, layer.name, t.name) for layer in layers for t in layer.saved)
+        found = nlargest(count, chain(weights, saved), key=itemgetter(0))
+        return [TensorSize(f"{of}: {name}{times}" if name else of, size) for size, of, name in found]
 
 
 class TimeModel:
@@ -211,49 +216,76 @@ class TimeModel:
     def __init__(
         self, profile: Profile, machine: Machine, recompute: bool, ipus_per_replica: int = 1, replicas: int = 1
     ) -> None:
-        self._passes = _passes(profile, machine)
-        self.forward = self._passes.forward.copy()
-        self.forward[0, :] += machine.host_seconds(profile.input_bytes, ipus_per_replica, replicas)
-        self.recompute, self.backward = np.zeros_like(self.forward), self._passes.backward
-        if not profile.training:
-            self.forward[:, -1] += machine.host_seconds(profile.output_bytes, ipus_per_replica, replicas)
-        elif recompute:
-            self.recompute = self._passes.compute
+        self._passes, self._recomputes = _passes(profile, machine), recompute and profile.training
+        self._layers = len(profile.layers)
+        self._from_host = machine.host_seconds(profile.input_bytes, ipus_per_replica, replicas)
+        outputs = 0 if profile.training else profile.output_bytes
+        self._to_host = machine.host_seconds(outputs, ipus_per_replica, replicas) if outputs else 0.0
 
-    @property
-    def totals(self) -> Matrix:
-        """Seconds for one micro-batch, all passes together, for every span."""
-        return self.forward + self.backward + self.recompute
+    def totals(self, spans: Index) -> Matrix:
+        """Return the seconds of spans for one micro-batch, all passes together."""
+        forward, backward, recompute = self._of(spans)
+        return forward + backward + recompute
 
     def least(self, spans: Index) -> Matrix:
         """Return a bound below the seconds of spans that have the same begin as these, and an end not before theirs."""
         passes, (_, ends) = self._passes, spans
-        least: Matrix = passes.forward[spans] + passes.backward[spans] + self.recompute[spans] - passes.leaving[ends]
+        forward, backward = passes.forward(spans), passes.backward(spans)
+        least: Matrix = forward + backward + self._recompute(spans) - passes.leaving[ends]
         return least
 
     def stage(self, begin: int, end: int) -> StageTime:
         """Return the same for one span, by pass."""
-        span = (begin, end)
-        return StageTime(float(self.forward[span]), float(self.backward[span]), float(self.recompute[span]))
+        return StageTime(*map(float, self._of((begin, end))))
+
+    def _of(self, spans: Index) -> Tuple[Matrix, Matrix, Matrix]:
+        begins, ends = spans
+        host = self._from_host * (begins == 0)
+        forward = self._passes.forward(spans) + host + self._to_host * (ends == self._layers)
+        return forward, self._passes.backward(spans), self._recompute(spans)
+
+    def _recompute(self, spans: Index) -> Any:
+        return self._passes.compute[spans] if self._recomputes else 0.0
 
 
 class _Passes(NamedTuple):
-    """Seconds of every span of layers without the host's part, and of the tensors that leave behind each layer."""
+    """Seconds of spans of layers without the host's part.
 
-    compute: Matrix
-    forward: Matrix
-    backward: Matrix
-    leaving: npt.NDArray[np.float64]
+    Attributes:
+        compute: Those of the arithmetic of a forward pass.
+        compute_back: Those of the arithmetic of a backward pass.
+        cuts: Those of the tensors that go forward over the cut before each layer.
+        back: Those of the gradients that go back over it.
+    """
+
+    compute: SpanSums
+    compute_back: SpanSums
+    cuts: _Vector
+    back: _Vector
+
+    @property
+    def leaving(self) -> _Vector:
+        """Seconds of all tensors that cross behind each layer."""
+        return self.cuts + self.back
+
+    def forward(self, spans: Index) -> Any:
+        """Return the seconds of a forward pass."""
+        begins, ends = spans
+        return self.compute[spans] + (self.cuts[begins] + self.cuts[ends])
+
+    def backward(self, spans: Index) -> Any:
+        """Return the seconds of a backward pass, which is 0 in inference."""
+        begins, ends = spans
+        return self.compute_back[spans] + (self.back[begins] + self.back[ends])
 
 
 @lru_cache(maxsize=8)
 def _passes(profile: Profile, machine: Machine) -> _Passes:
     layers = profile.layers
-    compute = span_sums([machine.compute_seconds(x.forward_flops, x.traffic, x.half) for x in layers])
+    compute = SpanSums([machine.compute_seconds(x.forward_flops, x.traffic, x.half) for x in layers])
     cuts = np.asarray([0.0, *map(machine.link_seconds, profile.cut_bytes), 0.0])
-    forward = compute + (cuts[:, None] + cuts[None, :])
     if not profile.training:
-        return _Passes(compute, forward, np.zeros_like(compute), cuts)
+        return _Passes(compute, SpanSums([0.0] * len(layers)), cuts, np.zeros_like(cuts))
     back = np.asarray([0.0, *map(machine.link_seconds, profile.gradient_cut_bytes), 0.0])
-    backward = span_sums([machine.compute_seconds(x.backward_flops, 2 * x.traffic, x.half) for x in layers])
-    return _Passes(compute, forward, backward + (back[:, None] + back[None, :]), cuts + back)
+    compute_back = SpanSums([machine.compute_seconds(x.backward_flops, 2 * x.traffic, x.half) for x in layers])
+    return _Passes(compute, compute_back, cuts, back)

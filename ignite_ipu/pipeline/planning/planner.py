@@ -200,30 +200,30 @@ def _closed(profile: Profile, tail: int) -> npt.NDArray[np.bool_]:
 def _solve(
     tail: int, ipus: int, memory: MemoryModel, time: TimeModel, limit: float
 ) -> Optional[Tuple[float, List[_Span]]]:
-    profile, seconds = memory.profile, time.totals
+    profile = memory.profile
     layers = len(profile.layers)
     folded = tail < layers
     stages = ipus + folded
-    closed = np.broadcast_to(_closed(profile, tail)[:, None], (tail + 1, tail + 1))
+    closed = _closed(profile, tail)
     by_time = memory.strategy.pipelined and limit < np.inf
     # The additional layers of the first IPU, if the last layers are a stage of its own.
-    held_besides = float(memory.totals(stages, (tail, layers))(stages - 1)) if folded else 0.0
-    spent_besides = float(seconds[tail, layers]) if folded else 0.0
+    held_besides = float(memory.totals(stages, (tail, layers))(stages - 1, ...)) if folded else 0.0
+    spent_besides = float(time.totals((tail, layers))) if folded else 0.0
 
-    def allowed_costs(entries: Index) -> Callable[[int], Matrix]:
-        is_closed, held, spent = closed[entries], memory.totals(stages, entries), seconds[entries]
+    def allowed_costs(entries: Index) -> Callable[[int, Any], Matrix]:
+        is_open, held, spent = ~closed[entries[0]], memory.totals(stages, entries), time.totals(entries)
 
-        def cost(stage: int) -> Matrix:
-            need = held(stage) + held_besides * (stage == 0)
-            chosen = spent + spent_besides * (stage == 0) if by_time else need
-            return np.where((need <= limit) & ~is_closed, chosen, np.inf)
+        def cost(stage: int, rows: Any) -> Matrix:
+            need = held(stage, rows) + held_besides * (stage == 0)
+            chosen = spent[rows] + spent_besides * (stage == 0) if by_time else need
+            return np.where((need <= limit) & is_open[rows], chosen, np.inf)
 
         return cost
 
     def longer(longest: int) -> float:
         begins = np.arange(tail - longest)
         entries = begins, begins + longest + 1
-        need = memory.totals(stages, entries)(ipus - 1)  # which grows with the end of a stage
+        need = memory.totals(stages, entries)(ipus - 1, ...)  # which grows with the end of a stage
         costs = time.least(entries) if by_time else need
         # The sums are rounded.
         return float(np.where(need <= limit, costs, np.inf).min()) * (1 - 1e-9)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ignite_ipu.pipeline import PlanError, partition_chain
-from ignite_ipu.pipeline.costs.partition import partition, span_peaks, span_sums
+from ignite_ipu.pipeline.costs.partition import SpanSums, partition, span_peaks
 
 NUMBERS = st.integers(0, 30).map(float)
 
@@ -67,7 +67,7 @@ def test_stages_may_differ(layers, data):
         max(costs[s][a, b] for s, (a, b) in enumerate(zip(bounds, bounds[1:])))
         for bounds in every_cutting(layers, stages)
     )
-    found = partition(lambda entries: lambda stage: costs[stage][entries], layers, stages)
+    found = partition(lambda entries: lambda stage, rows: costs[stage][entries][rows], layers, stages)
     assert found is not None and found.slowest == expected
 
 
@@ -76,13 +76,13 @@ def test_stages_may_differ(layers, data):
 def test_a_bound_below_longer_stages_changes_nothing(chain):
     """As that by the layers alone, without the cut behind them."""
     layers, cuts = len(chain["times"]), np.asarray([0.0, *chain["cut_times"], 0.0])
-    sums = span_sums(chain["times"]) + cuts[:, None]
+    sums = SpanSums(chain["times"]).matrix() + cuts[:, None]
 
     def longer(longest: int) -> float:
         return min(sums[begin, begin + longest + 1] for begin in range(layers - longest))
 
     time = sums + cuts[None, :]
-    given = (lambda entries: lambda stage: time[entries], layers, chain["stages"], chain["cut_times"])
+    given = (lambda entries: lambda stage, rows: time[entries][rows], layers, chain["stages"], chain["cut_times"])
     assert partition(*given, longer) == partition(*given)
 
 
@@ -96,7 +96,8 @@ def test_a_plain_chain():
 
 def test_equally_slow_cuttings_are_told_apart_by_what_they_move():
     """The heavy layer decides the slowest stage; the other cut goes where least moves."""
-    found = partition(lambda entries: lambda stage: span_sums([1.0, 1.0, 1.0, 9.0])[entries], 4, 3, [7.0, 2.0, 5.0])
+    time = SpanSums([1.0, 1.0, 1.0, 9.0])
+    found = partition(lambda entries: lambda stage, rows: time[entries][rows], 4, 3, [7.0, 2.0, 5.0])
     assert found is not None
     assert found.bounds == (0, 2, 3, 4)
     assert found.moved == 7.0
@@ -113,5 +114,5 @@ def test_spans(values):
     count = len(values)
     for begin in range(count):
         for end in range(begin + 1, count + 1):
-            assert span_sums(values)[begin, end] == sum(values[begin:end])
+            assert SpanSums(values)[begin, end] == sum(values[begin:end])
             assert span_peaks(values)[begin, end] == max(values[begin:end])

@@ -43,7 +43,7 @@ def test_every_span_by_counting_tensors(recompute):
                 else:
                     expected = flight * (own + entering)
                 assert memory.stage(begin, end, stage, stages).activations == expected
-                assert memory.totals(stages, (begin, end))(stage) == memory.stage(begin, end, stage, stages).total
+                assert memory.totals(stages, (begin, end))(stage, ...) == memory.stage(begin, end, stage, stages).total
 
 
 def test_biggest_tensors_are_the_largest_first():

@@ -84,7 +84,7 @@ def test_no_other_cutting_that_fits_is_faster(shapes, ipus, recompute, memory):
     for cuts in combinations(range(1, len(layers)), ipus - 1):
         spans = list(zip((0, *cuts), (*cuts, len(layers))))
         if all(held.stage(a, b, s, ipus).total <= machine.usable_memory for s, (a, b) in enumerate(spans)):
-            slowest = max(time.totals[a, b] for a, b in spans)
+            slowest = max(time.totals((a, b)) for a, b in spans)
             best = slowest if best is None else min(best, slowest)
     assert found.fits == (best is not None)
     if best is not None:
