@@ -316,18 +316,19 @@ class HostUpdates:
             self._loop.evaluations.before_weights_change()
         if self._loop.buffers.waiting:
             self._loop.buffers.before_weights_change()
-        before = _versions(held)
+        before, max_norm = _versions(held), self._loop.setup.config.max_grad_norm
+        detector = self._loop.session.weights.detector
 
         def note_changes() -> None:
             nonlocal before
             now, loop = _versions(held), self._loop.now  # a closure may have joined it with others
             loop.updates.note_changes([id(each) for each, one, other in zip(held, before, now) if one != other])
             before = now
+            if loop.session.weights.detector is not detector:
+                loop.session.weights.detector.note_unwatched()
             loop.edits.ignore()
 
-        max_norm = self._loop.setup.config.max_grad_norm
-
-        with HostStep(self._loop.session.weights.detector) as step:
+        with HostStep(detector) as step:
 
             def wrapped(closure: Closure) -> Closure:
                 def call() -> Any:

@@ -114,6 +114,11 @@ class EditDetector:
             )
         return found if edited else None
 
+    def note_unwatched(self) -> None:
+        """Note that tensors may have been written while nothing followed accesses to them."""
+        if self.accesses is not None:
+            self.accesses.any = True
+
     def is_silently_edited(self) -> bool:
         """Return whether an undetectable write may have occurred: to a buffer, without a training program."""
         if self.accesses is None or not self.accesses.watches(self.tensors):
@@ -231,8 +236,8 @@ class HostStep:
         self._detector.host_steps = False
         for tensor, tensor_class in self._watched:
             tensor.__class__ = tensor_class
-        if self._writes and self._detector.accesses is not None:
-            self._detector.accesses.any = True
+        if self._writes:
+            self._detector.note_unwatched()
 
     def as_before(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Return a closure of the step, in which parameters are watched."""

@@ -97,6 +97,31 @@ def test_an_optimizer_evaluates_its_closure():
     both(loop, lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=3))
 
 
+def trained_with_two_heads(captures):
+    """Return the loss of a step of the body, whose evaluations use two heads in turn, and all weights."""
+    torch.manual_seed(3)
+    body, heads = nn.Sequential(nn.Linear(6, 5), nn.Tanh()), [nn.Linear(5, 3), nn.Linear(5, 3)]
+    optimizer = torch.optim.LBFGS(body.parameters(), lr=0.1, max_iter=3)
+    others = [torch.optim.Adam(head.parameters()) for head in heads]
+    if captures:
+        ipu_prepare(body, *heads, optimizer, *others, config=HOST)
+    heads_in_turn = iter(heads * 3)
+
+    def evaluate():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(next(heads_in_turn)(body(X)), Y)
+        loss.backward()
+        return loss
+
+    evaluate()
+    return optimizer.step(evaluate).item(), [each.state_dict() for each in (body, *heads)]
+
+
+def test_a_closure_joins_models_within_a_step():
+    """Its later evaluations find the weights that the step has changed."""
+    torch.testing.assert_close(trained_with_two_heads(True), trained_with_two_heads(False))
+
+
 def test_gradients_are_pytorchs():
     """Clipped by value, scaled, masked, set to None and looked at between backward() and step()."""
 
