@@ -21,6 +21,7 @@ from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tup
 
 import torch
 
+from ignite_ipu.deferred.compiled.splitting import asked_split
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed, needed_values
 from ignite_ipu.deferred.graph.operations import ModesThen, Operation
@@ -131,6 +132,8 @@ class HostPrograms(TrainingPrograms):
     ) -> Tuple[CompiledUpdate, Any, Gradients]:
         if self.session.trainers.current is not self.trained:
             self.session.trainers.take_turn(self.trained)
+        if batches[0].graph.differentiated:
+            self._refuse_shared_inputs(batches)
         compiled = self._serving(batches, needed, modes, gradients=True)
         results = self._results(compiled, batches)
         assert self.trained is not None
@@ -148,16 +151,20 @@ class HostPrograms(TrainingPrograms):
     def _differentiates(self) -> bool:
         return True
 
-    def _without_offsets(self, gradients: Gradients, batches: Sequence[MicroBatch]) -> Gradients:
-        """Return gradients with those of a program's offsets for the inputs that these are added to."""
-        positions = batches[0].graph.differentiated
-        assert self.trained is not None and self._compiled is not None
-        step: Any = self.trained.program.step
-        if len(batches) > 1 or self._compiled.split.pieces > 1:
+    def _refuse_shared_inputs(self, batches: Sequence[MicroBatch]) -> None:
+        """Refuse gradients of inputs of which the micro-batches of a call would have one each."""
+        split = asked_split(batches[0].graph, self.config.split_batch, self._last is None)
+        if len(batches) > 1 or split.pieces > 1:
             raise CaptureError(
                 f"Gradients of inputs are asked for at {current_line()}, and a device call has several micro-batches. "
                 "Leave out split_batch, and call backward() for each batch."
             )
+
+    def _without_offsets(self, gradients: Gradients, batches: Sequence[MicroBatch]) -> Gradients:
+        """Return gradients with those of a program's offsets for the inputs that these are added to."""
+        positions = batches[0].graph.differentiated
+        assert self.trained is not None
+        step: Any = self.trained.program.step
         targets = {id(offset): batches[0].inputs[each].tensor for each, offset in zip(positions, step.offsets)}
         pairs = list(zip(gradients.parameters, gradients.values))
         found = [(targets[id(each)], value) for each, value in pairs if id(each) in targets]

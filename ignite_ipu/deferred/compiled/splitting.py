@@ -1,15 +1,15 @@
 """Batches of a loop cut by rows into the micro-batches of one device call, and the joining of their results.
 
 A loss that is a mean over rows is the mean of the means over pieces of equal size; so are its gradients. The first
-batch shows whether that holds for a loop: the host computes the whole and the pieces, and compares losses, gradients
-and the returned values.
+batch shows whether that holds for a loop: the host computes the whole and the pieces, and compares losses, gradients,
+the returned values, and the buffers that forward writes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ class WholeStep(Protocol):
 
     @property
     def model(self) -> nn.Module: ...
-    def on_host(self) -> ContextManager[Any]: ...
+    def on_host(self) -> ContextManager[Tuple[Any, Any, Sequence[Tuple[str, torch.Tensor]]]]: ...
     def compute(self, leaves: Sequence[Any]) -> Tuple[List[List[Any]], Any]: ...
 
 
@@ -163,6 +163,8 @@ def checked_split(
                 f"split_batch is {asked.pieces}, but the step does not compute pieces of {size} of the {asked.rows} "
                 f"rows: {type(error).__name__}: {error} Let it take the number of rows from its input (x.shape[0], -1)."
             ) from error
+        if whole.writes:
+            _refuse_other_buffers(step, whole.buffers, parts)
     count = len(pieces)
     loss = torch.stack([piece.loss for piece in pieces]).sum()
     gradients = [_total(each) for each in zip(*[piece.gradients for piece in pieces])]
@@ -184,7 +186,8 @@ class _Computed:
     def __init__(self, step: WholeStep, leaves: Sequence[torch.Tensor]) -> None:
         with DisableTorchFunctionSubclass():
             trained = [name for name, each in step.model.named_parameters() if requires_grad(each)]
-        with step.on_host(), torch.enable_grad():
+        with step.on_host() as (_, _, buffers), torch.enable_grad():
+            before = [each.clone() for _, each in buffers]
             tensors: Dict[str, torch.Tensor] = dict(step.model.named_parameters())
             weights = [tensors[name].requires_grad_() for name in trained]
             results, loss = step.compute([leaf.clone() for leaf in leaves])
@@ -192,6 +195,8 @@ class _Computed:
         self.gradients = found
         self.loss = loss.detach()
         self.results = [[each.detach() for each in tensors] for tensors in results]
+        self.buffers = dict(buffers)
+        self.writes = any(not torch.equal(each, old) for (_, each), old in zip(buffers, before))
 
     def is_close(self, loss: torch.Tensor, gradients: Sequence[Optional[torch.Tensor]]) -> bool:
         """Return whether another loss and its gradients are these, but for rounding."""
@@ -247,6 +252,22 @@ def _refuse_statistics(model: nn.Module, pieces: int) -> None:
             f"split_batch is {pieces}, but {listed(norms)} normalises by the statistics of a batch, which differ "
             "between its pieces. Put batch normalisation into evaluation mode, or accumulate smaller batches in the "
             "loop, as in eager PyTorch."
+        )
+
+
+def _refuse_other_buffers(
+    step: WholeStep, expected: Mapping[str, torch.Tensor], parts: Sequence[Sequence[torch.Tensor]]
+) -> None:
+    """Refuse a step whose calls write other values into buffers if they are made for pieces of a batch in turn."""
+    with step.on_host() as (_, _, buffers):
+        for part in parts:
+            step.compute([leaf.clone() for leaf in part])
+    other = [name.partition(".")[2] for name, each in buffers if not _close(each, expected[name])]
+    if other:
+        raise CaptureError(
+            f"split_batch is {len(parts)}, but forward writes into {listed(other)}, and {len(parts)} calls for pieces "
+            "of a batch leave other values there than one call for the whole. Leave split_batch out, and accumulate "
+            "smaller batches in the loop, as in eager PyTorch."
         )
 
 

@@ -103,6 +103,22 @@ class Reshaped(nn.Sequential):
         return super().forward(x).reshape(8, 3)
 
 
+class Averaged(nn.Module):
+    """Keeps a running average of its features in a buffer, and a table that each call writes alike."""
+
+    def __init__(self, momentum: float) -> None:
+        super().__init__()
+        self.net, self.momentum = network(), momentum
+        self.register_buffer("average", torch.zeros(6))
+        self.register_buffer("table", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            self.table.copy_(torch.arange(3.0))
+            self.average.lerp_(x.mean(0), self.momentum)
+        return self.net(x) + self.table
+
+
 def variance(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Values:
     return (model(x).var(0).sum(),)
 
@@ -132,6 +148,7 @@ def noisy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Values:
         (noisy, network, "draws random numbers outside of layers of dropout"),
         (mean, lambda: Reshaped(*network()), r"does not compute pieces of 4 of the 8 rows: .*x.shape\[0\]"),
         (mean, lambda: nn.Sequential(nn.BatchNorm1d(6), *network()), "but 0 normalises by the statistics of a batch"),
+        (mean, lambda: Averaged(0.1), "forward writes into average, and 2 calls for pieces"),
     ],
 )
 def test_a_step_that_pieces_would_change_is_refused_before_it_runs(of, make, message):
@@ -142,6 +159,21 @@ def test_a_step_that_pieces_would_change_is_refused_before_it_runs(of, make, mes
         train(model, sgd, of)
     for weight, old in zip(model.parameters(), before):
         torch.testing.assert_close(weight, old, rtol=0, atol=0)
+
+
+def test_buffers_that_each_piece_writes_alike():
+    model, native = Averaged(0.0), Averaged(0.0)
+    sgd = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model, config={"split_batch": 2})
+    train(model, sgd, mean)
+    train(native, torch.optim.SGD(native.parameters(), lr=0.1), mean)
+    torch.testing.assert_close(dict(model.state_dict()), dict(native.state_dict()), rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_of_inputs_are_refused():
+    model = network()
+    ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model, config={"split_batch": 2, "update": "host"})
+    with pytest.raises(CaptureError, match=r"a device call has several micro-batches\. Leave out"):
+        F.cross_entropy(model(X[:8].clone().requires_grad_()), Y[:8]).backward()
 
 
 def test_what_cannot_be_cut_is_refused():
