@@ -452,8 +452,8 @@ def crafted() -> Iterator[Tuple[str, str, bytes]]:
             attacks[f"{name}, protocol {protocol}"] = pickle.dumps({"model": _Runs(function, *arguments)}, protocol)
     attacks["INST"] = b"\x80\x02(S'true'\nios\nsystem\n."
     attacks["STACK_GLOBAL"] = b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x04true\x85R."
-    attacks["nested tuples as a key"] = b"\x80\x02})" + b"\x85" * 1_000_000 + b"Ns."
-    attacks["nested lists"] = b"\x80\x02" + b"]" * 1_000_000 + b"a" * 999_999 + b"."
+    attacks["nested tuples as a key"] = b"\x80\x02})" + b"\x85" * 200_000 + b"Ns."
+    attacks["nested lists"] = b"\x80\x02" + b"]" * 200_000 + b"a" * 199_999 + b"."
     laughs = b"\x80\x02}X\x01\x00\x00\x00a]q\x00(K\x01K\x02e"
     attacks["billion laughs"] = laughs + b"".join(
         b"]q%c(h%ch%ce" % (number, number - 1, number - 1) for number in range(1, 60)
@@ -464,7 +464,7 @@ def crafted() -> Iterator[Tuple[str, str, bytes]]:
     attacks["huge integer"] = b"\x80\x02\x8b\xff\xff\xff\x7f."
     attacks["digits"] = b"\x80\x02I" + b"9" * 1_000_000 + b"\n."
     attacks["empty"] = b""
-    attacks["marks"] = b"\x80\x02" + b"(" * 1_000_000
+    attacks["marks"] = b"\x80\x02" + b"(" * 200_000
     attacks["colliding keys"] = (
         b"\x80\x02}("
         + b"".join(b"\x8a\x0a" + ((2**61 - 1) * n).to_bytes(10, "little") + b"N" for n in range(1, 20_000))
