@@ -135,6 +135,20 @@ LOOPS = {
         SGD,
         PLAIN.replace("loss.backward()", "model[0].weight.data.mul_(0.99)\n    loss.backward()"),
     ),
+    "a weight's gradient is dropped before the step": (
+        SGD,
+        BEFORE_STEP.format("if step < 2: model[0].bias.grad = None"),
+    ),
+    "gradients of some weights are dropped before the step": (
+        SGD,
+        BEFORE_STEP.format(
+            "for name, w in model.named_parameters():\n        if step < 2 and name.startswith('2'): w.grad = None"
+        ),
+    ),
+    "gradients are dropped after the step": (
+        SGD,
+        PLAIN.replace("optimizer.zero_grad()", "pass") + "    for w in model.parameters(): w.grad = None\n",
+    ),
     "a weight is frozen before the step": (SGD, BEFORE_STEP.format("model[0].weight.requires_grad_(step % 2 == 0)")),
     "a counter leaves steps out": (
         f"{SGD}\ncount = 0",

@@ -69,7 +69,8 @@ def _goes_on(call: ast.Call) -> bool:
 
 def _entry(program: Program, node: ast.Attribute) -> Optional[Capability]:
     """Return the entry for a use of a gradient, None for one that a fused step supports."""
-    if _is_written(program, node):
+    cleared = isinstance(node.ctx, ast.Store) and _comes_before_step(program, node)  # so that the step passes it over
+    if cleared or _is_written(program, node):
         return GRADIENTS["torch.Tensor.grad(written)"]
     above = program.parents[node]
     exists = isinstance(above, ast.Compare) and all(isinstance(each, (ast.Is, ast.IsNot)) for each in above.ops)
