@@ -154,9 +154,10 @@ def _check_known(loop: Loop, books: Books) -> None:
         if (lost or entry.unknown) and not entry.ids.isdisjoint(map(id, loop.modes.parameters)):
             why = entry.unknown or f"they are those of the update made at {entry.used}, and were on the device"
             raise CaptureError(
-                f"Gradients are used at {current_line()} that nothing has cleared, and {why}. Only the first updates "
-                "of a loop can be made again on the host: let its first updates do the same as later ones, or set "
-                "IPUConfig(update='host'). Or call optimizer.zero_grad() after every optimizer.step()."
+                f"Updates move to the host at {current_line()}, where PyTorch still has gradients that nothing has "
+                f"cleared, and {why}. Only the first updates of a loop can be made again on the host. Call "
+                "optimizer.zero_grad() after every optimizer.step(), let the first updates do the same as later ones, "
+                "or set IPUConfig(update='host')."
             )
 
 

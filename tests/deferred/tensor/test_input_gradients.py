@@ -308,6 +308,39 @@ def test_an_image_is_optimised(is_parameter: bool, update: str) -> None:
     torch.testing.assert_close(image(True), image(False), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("clears", ["before", "after"])
+def test_adversarial_examples_that_begin_late(clears: str) -> None:
+    """Updates move to the host at the first one; the gradients of earlier updates are gone, so they must be cleared."""
+
+    def losses(captures: bool) -> List[float]:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if captures:
+            ipu_prepare(optimizer, model, config=IPUConfig(update="auto"))
+        seen = []
+        for number in range(12):
+            x = inputs()
+            if number == 10:
+                (slope,) = torch.autograd.grad(F.cross_entropy(model(x), Y), x)
+                x = x + 0.1 * slope.sign()
+            if clears == "before":
+                optimizer.zero_grad()
+            loss = F.cross_entropy(model(x.detach()), Y)
+            loss.backward()
+            optimizer.step()
+            if clears == "after":
+                optimizer.zero_grad()
+            seen.append(loss.item())
+        return seen
+
+    if clears == "after":
+        assert losses(True) == pytest.approx(losses(False), rel=1e-4)
+        return
+    way_out = r"Updates move to the host at .*test_input_gradients.py:\d+, .* Call optimizer.zero_grad\(\) after every"
+    with pytest.raises(CaptureError, match=way_out):
+        losses(True)
+
+
 def test_gradients_of_results_are_refused() -> None:
     """The host has no graph of them."""
 
