@@ -117,20 +117,26 @@ class Lazy(World):
 
 
 class _Counting(nn.Module):
-    """A layer that keeps an average of its inputs."""
+    """A layer that keeps an average of its inputs, and counts its calls and the classes that it decides for."""
 
     average: torch.Tensor
+    calls: torch.Tensor
+    decided: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 2)
         self.register_buffer("average", torch.zeros(3))
+        self.register_buffer("calls", torch.tensor(0))
+        self.register_buffer("decided", torch.zeros(2, dtype=torch.int32))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training:
             with torch.no_grad():
                 self.average.mul_(0.9).add_(x.mean(0), alpha=0.1)
-        out: torch.Tensor = self.linear(x)
+            self.calls += 1
+        out: torch.Tensor = self.linear(x) * (1 + self.calls % 3)
+        self.decided += F.one_hot(out.argmax(1), 2).sum(0).int()
         return out
 
 

@@ -7,6 +7,7 @@ from typing import Dict, List, Mapping, Optional, Sequence
 
 from ignite_ipu.deferred.graph.operations import NORM, Operation, Value
 from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.deferred.model.buffers import BufferBook
 from ignite_ipu.deferred.model.early_update import EarlyUpdate
 from ignite_ipu.deferred.model.fused_update import FusedUpdate
 from ignite_ipu.deferred.model.history import Made, TakenBack
@@ -67,7 +68,7 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
         if update.keeps_before and optimizer is not None:
             chosen = update.turn.reach.chosen(pending)
             operations = [operation for loss in chosen for operation in loss.operations]
-            loop.buffers.refuse_replayed(operations)
+            _refuse_replayed(loop.buffers, operations)
             restore = loop.buffers.state_of(operations)
             if loop.buffers.waiting:
                 loop.buffers.before_update(chosen, loop, waits=not update.makes_all)
@@ -119,3 +120,13 @@ def take_back(update: FusedUpdate) -> None:
         update.loop.buffers.waiting.update({call.number: call for call in calls})
     for entry in () if early.awaited else update.books.gradients.within(update.gradients.own):
         entry.losses, entry.made, entry.used = [made.loss for made in entry.made], [], None
+
+
+def _refuse_replayed(buffers: BufferBook, operations: Sequence[Operation]) -> None:
+    """Refuse an update that may be taken back, if buffers that it writes have their new values already."""
+    replayed = next((each for each in operations if buffers.is_replayed(each)), None)
+    if replayed is not None:
+        raise CaptureError(
+            f"A value is read at {current_line()} before optimizer.step(), and so were buffers that the call at "
+            f"{replayed.line} writes. Read one of them after optimizer.step()."
+        )

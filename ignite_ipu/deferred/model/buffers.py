@@ -188,15 +188,6 @@ class BufferBook:
         """Return whether the host has the values of the buffers that a pending call writes."""
         return call.number in self._replays
 
-    def refuse_replayed(self, operations: Sequence[Operation]) -> None:
-        """Refuse an update that may be taken back, if buffers that it writes have their new values already."""
-        replayed = next((each for each in operations if each.number in self._replays), None)
-        if replayed is not None:
-            raise CaptureError(
-                f"A value is read at {current_line()} before optimizer.step(), and so were buffers that the call at "
-                f"{replayed.line} writes. Read one of them after optimizer.step()."
-            )
-
     @contextlib.contextmanager
     def in_update(self, operations: Sequence[Operation]) -> Iterator[None]:
         """Let an update in the `with` block begin with the buffers that its calls began with.
@@ -204,11 +195,20 @@ class BufferBook:
         These were replayed since, or evaluations have written the buffers. The host's values are then the newest,
         unless calls that were not replayed write the same buffers.
         """
-        began, kept = self._began_with(operations) if self._replays or self._overwritten else ({}, set())
+        began, kept = self._began_with(operations)
+        numbers = self._replays.keys() & {each.number for each in operations if not each.done}
+        self._taken = {number: self._replays.pop(number) for number in numbers}
         overwritten, self._overwritten = self._overwritten, {}
         for each in overwritten.values():
             self._edits.note(each.last)
         with self._weights.with_others(list(began.values()), kept) if began else contextlib.nullcontext():
+            yield
+
+    @contextlib.contextmanager
+    def as_began(self, operations: Sequence[Operation]) -> Iterator[None]:
+        """Have the buffers in the `with` block that operations began with, and after it the newest again."""
+        began, _ = self._began_with(operations)
+        with self._weights.with_others(list(began.values())) if began else contextlib.nullcontext():
             yield
 
     def _began_with(
@@ -217,10 +217,11 @@ class BufferBook:
         """Return the buffers with which operations began, by `id`, and those of which the host has the newest."""
         began: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
         kept: Set[int] = set()
+        if not (self._replays or self._overwritten):
+            return began, kept
         calls = sorted((each for each in operations if each.model is not None and not each.done), key=by_number)
-        self._taken = {call.number: self._replays.pop(call.number) for call in calls if call.number in self._replays}
         for call in calls:
-            replay = self._taken.get(call.number)
+            replay = self._replays.get(call.number)
             for name, tensor in written_buffers(call).items():
                 if replay is None:
                     kept.discard(id(tensor))

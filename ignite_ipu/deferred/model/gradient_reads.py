@@ -78,7 +78,8 @@ def show_host_gradients(update: FusedUpdate, line: Line) -> bool:
         update.loop.edits.look()
         update.loop.edits.check(operations, update.loop, "The gradient")
         update.loop.buffers.settle_unused()
-        update.training.gradients.compute(pending)
+        with update.loop.buffers.as_began(operations):
+            update.training.gradients.compute(pending)
         update.shown, update.books.steady = len(pending), None
     return True
 
