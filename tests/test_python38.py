@@ -14,13 +14,14 @@ _ROOT = Path(__file__).parents[1]
 _FILES = sorted(_ROOT.glob("ignite_ipu/**/*.py")) + sorted(_ROOT.glob("examples/**/*.py"))
 
 
-def _grammar(path: Path) -> List[str]:
-    """Return the syntax error that Python 3.8 would report."""
+def _language(path: Path) -> List[str]:
+    """Return what Python 3.8 would refuse: a syntax error, or else types that it evaluates."""
+    source = path.read_text(encoding="utf-8")
     try:
-        ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
+        tree = ast.parse(source, feature_version=(3, 8))
     except SyntaxError as error:
         return [f"{path}:{error.lineno}: {error.msg}"]
-    return []
+    return [f"{path}:{node.lineno}: {ast.get_source_segment(source, node)}" for node in _evaluated_types(tree)]
 
 
 def _standard_library(*paths: Path) -> List[str]:
@@ -36,39 +37,37 @@ def _standard_library(*paths: Path) -> List[str]:
     return run.stdout.splitlines() if run.returncode else []
 
 
-def _evaluated_types(path: Path) -> List[str]:
+def _evaluated_types(tree: ast.Module) -> List[ast.expr]:
     """Return where `list[int]`, collections.abc's `Mapping[str, int]` or `int | None` stand outside annotations.
 
     Python 3.8 raises a TypeError there; vermin, which infers no types, does not look.
     """
     generic = {"dict", "frozenset", "list", "set", "tuple", "type"}
-    found: List[str] = []
-    source = path.read_text(encoding="utf-8")
+    found: List[ast.expr] = []
 
     def visit(node: ast.AST) -> None:
         if isinstance(node, ast.ImportFrom) and node.module in ("collections", "collections.abc", "contextlib", "re"):
             generic.update(alias.asname or alias.name for alias in node.names)
         elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in generic:
-            found.append(f"{path}:{node.lineno}: {ast.get_source_segment(source, node)}")
+            found.append(node)
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-            names = {ast.get_source_segment(source, side) for side in (node.left, node.right)}
-            if names & {"None", "bool", "bytes", "float", "int", "str", *generic}:
-                found.append(f"{path}:{node.lineno}: {ast.get_source_segment(source, node)}")
+            names = {side.id for side in (node.left, node.right) if isinstance(side, ast.Name)}
+            nothing = any(isinstance(side, ast.Constant) and side.value is None for side in (node.left, node.right))
+            if nothing or names & {"bool", "bytes", "float", "int", "str", *generic}:
+                found.append(node)
         for field, value in ast.iter_fields(node):
             if field not in ("annotation", "returns"):
                 for child in value if isinstance(value, list) else [value]:
                     if isinstance(child, ast.AST):
                         visit(child)
 
-    visit(ast.parse(source))
+    visit(tree)
     return found
 
 
 def _too_new(*paths: Path) -> List[str]:
-    unparsable = [problem for path in paths for problem in _grammar(path)]
-    if unparsable:
-        return unparsable
-    return [*_standard_library(*paths), *(problem for path in paths for problem in _evaluated_types(path))]
+    """Return the problems of files; vermin is asked about those that Python 3.8 can read."""
+    return [problem for path in paths for problem in _language(path)] or _standard_library(*paths)
 
 
 def test_source_runs_on_python_38():

@@ -36,6 +36,13 @@ OTHERS = frozenset(
 BY_NAME = frozenset(["_main", "_is_compiled", "_parameter", "_names", "_loaded"])
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _trees_are_not_kept() -> Iterator[None]:
+    """Free more than a million nodes, which later collections and forks of this process would look at and copy."""
+    yield
+    _parsed.cache_clear()
+
+
 def version(of: str) -> Tuple[int, ...]:
     return tuple(int(part) for part in of.split("+")[0].split(".")[:3] if part.isdigit())
 
