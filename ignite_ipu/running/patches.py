@@ -8,7 +8,7 @@ import linecache
 import logging
 import sys
 from types import FrameType, ModuleType
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+from typing import AbstractSet, Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 from unittest import mock
 
 from ignite_ipu.cli.terminal import LineHandler
@@ -64,20 +64,17 @@ class Patches:
         # A copy in one step: another thread, or a finalizer, may import modules.
         for module_name, module in sys.modules.copy().items():
             if module_name == package or module_name.startswith(package + "."):
-                for name in [name for name, found in list(vars(module).items()) if found is original]:
+                for name in _named(module, {id(original)}):
                     self.set(module, name, value)
 
     def set_held_names(self) -> None:
         """Replace the replaced objects also under the names by which other modules imported them before."""
         replaced = self._of_modules.copy()
         for module in list(sys.modules.copy().values()):
-            file = getattr(module, "__file__", None) or "<none>"
-            if owner_of(file) not in (Owner.USER, Owner.INSTALLED):
-                continue
-            for name, found in list(vars(module).items()):
-                known = replaced.get(id(found))
-                if known is not None and known[0] is found:
-                    self.set(module, name, known[1])
+            found = _named(module, replaced.keys())
+            if found and owner_of(getattr(module, "__file__", None) or "<none>") in (Owner.USER, Owner.INSTALLED):
+                for name, original in found.items():
+                    self.set(module, name, replaced[id(original)][1])
 
     def on_undo(self, action: Callable[[], None]) -> None:
         """Call something when the attributes are restored, before those that were replaced earlier."""
@@ -97,6 +94,14 @@ class Patches:
                 failures.append(error)
         if failures:
             raise failures[0]
+
+
+def _named(module: Any, ids: AbstractSet[int]) -> Dict[str, Any]:
+    """Return those of some objects, by their ids, that a module has names for: few modules have any."""
+    names = dict(getattr(module, "__dict__", None) or {})  # `sys.modules` may hold None
+    if ids.isdisjoint(map(id, names.values())):
+        return {}
+    return {name: each for name, each in names.items() if id(each) in ids}
 
 
 def _stand_in_scripts(original: Any, value: Any, restore: List[Callable[[], None]]) -> None:

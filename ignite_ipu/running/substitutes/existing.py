@@ -35,9 +35,8 @@ def existing_objects(substitutes: Substitutes) -> Existing:
     theirs = {kind for kind in _classes(accelerator) if not kind.__module__.startswith("ignite_ipu.")}
     wanted = optimizers | modules | theirs
     # `__class__` of an object may be computed. Most programs have none of these objects yet.
-    objects = [each for each in gc.get_objects() if type(each) in wanted]
-    if objects:
-        objects.clear()
+    objects: List[Any] = []
+    if not wanted.isdisjoint(map(type, gc.get_objects())):
         gc.collect()  # an object that nothing uses any more is not too late
         objects = [each for each in gc.get_objects() if type(each) in wanted]
     found = Existing(
