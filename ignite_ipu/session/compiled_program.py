@@ -61,6 +61,7 @@ class CompiledProgram:
 
     Attributes:
         note_call: Counts a call of the program.
+        buffers: The names and tensors of buffers that are constants of the program, with their values there.
     """
 
     def __init__(
@@ -80,9 +81,9 @@ class CompiledProgram:
         self._traced_modes = modes_of(self._step)
         self._modes: List[bool] = []
         self._weights, self._edits = source.weights, source.weights.detector.edits
-        self._buffers = list(_compiled_in(self._step, self._python.words, self._step.shown.read))
+        self.buffers = list(_compiled_in(self._step, self._python.words, self._step.shown.read))
         # Buffers of floating-point numbers may be written by the program that trains.
-        floats = any(plain(tensor).is_floating_point() for _, tensor, _ in self._buffers)
+        floats = any(plain(tensor).is_floating_point() for _, tensor, _ in self.buffers)
         self._follows_training = floats and not self._training
 
     def set_modes(self) -> None:
@@ -133,9 +134,9 @@ class CompiledProgram:
         if self._follows_training:
             self._weights.to_host()
         edits = self._weights.detector.edits
-        if (edits == self._edits and not self._follows_training) or not self._buffers:
+        if edits == self._edits and not self._follows_training:
             return []
-        names = [name for name, tensor, value in self._buffers if not torch.equal(plain(tensor), value)]
+        names = [name for name, tensor, value in self.buffers if not torch.equal(plain(tensor), value)]
         if not names:
             self._edits = edits
         return names

@@ -84,7 +84,7 @@ class ModelChanges:
         compiled = program.state
         if not isinstance(compiled, CompiledProgram):
             return
-        changed = compiled.changed_buffers()
+        changed = compiled.changed_buffers() if compiled.buffers else ()
         if changed:
             self._replace(program, changed, _BUFFERS_CHANGED)
         elif compiled.trace.retrace.is_due:

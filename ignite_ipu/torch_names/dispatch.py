@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional
 
@@ -19,6 +20,7 @@ __all__ = [
     "UNIQUE",
     "DispatchMode",
     "TorchDispatchMode",
+    "autocasts_on_cpu",
     "differentiates",
     "function_modes_left",
     "has_function_modes",
@@ -128,6 +130,13 @@ def function_modes_left() -> Iterator[None]:
         for mode in reversed(modes):
             _push_mode(mode)
 
+
+autocasts_on_cpu: Callable[[], bool] = functools.partial(torch.is_autocast_enabled, "cpu")
+"""Returns whether autocast is on for the CPU, which versions of PyTorch read in different ways."""
+try:
+    autocasts_on_cpu()
+except TypeError:
+    autocasts_on_cpu = getattr(torch, "is_autocast_cpu_enabled")  # noqa: B009
 
 _NO_STATE = "Device calls within torch.jit.trace become part of its trace, or crash."
 tracing_state: Callable[[], Any] = find("torch._C._get_tracing_state", "2.0", _NO_STATE, fallback=lambda: None)

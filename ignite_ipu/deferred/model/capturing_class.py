@@ -6,11 +6,9 @@ It is for the captured object alone. Anything else that is made from it, as by `
 
 from __future__ import annotations
 
-import functools
 import inspect
 from typing import Any, Callable
 
-import torch
 from torch import nn
 
 from ignite_ipu.deferred.tensor.frames import frame_of
@@ -20,7 +18,7 @@ from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.module_tables import CHANGES
 from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.user_code import current_line
-from ignite_ipu.torch_names.dispatch import tracing_state, transformation
+from ignite_ipu.torch_names.dispatch import autocasts_on_cpu, tracing_state, transformation
 from ignite_ipu.torch_names.modules import FUNCTIONAL_CALL
 
 CAPTURE = "_ignite_ipu_capture"
@@ -48,7 +46,7 @@ def capturing_class(base: Any) -> Any:
         if capture is None:
             return base.__call__(self, *args, **kwargs)
         has_own_weights = capture.tables == CHANGES.count or capture.has_own_weights()
-        if _autocasts() or transformation() is not None or not has_own_weights:
+        if autocasts_on_cpu() or transformation() is not None or not has_own_weights:
             refuse_transforms(self, capture.has_own_weights)
         return capture.call(args, kwargs)
 
@@ -121,18 +119,10 @@ def _makes_ordinary(base: Any) -> Any:
     return type(own.__name__, (own,), members)
 
 
-# Whether autocast is on for the CPU, which versions of PyTorch read in different ways.
-_autocasts: Callable[[], bool] = functools.partial(torch.is_autocast_enabled, "cpu")
-try:
-    _autocasts()
-except TypeError:
-    _autocasts = getattr(torch, "is_autocast_cpu_enabled")  # noqa: B009
-
-
 def refuse_transforms(model: nn.Module, has_own_weights: Callable[[], bool]) -> None:
     """Refuse a call that autocast or `torch.func` transforms: the program is compiled for the model's own weights."""
     name = type(model).__name__
-    if _autocasts():
+    if autocasts_on_cpu():
         raise CaptureError(
             f"{name} was called at {current_line()} under torch.autocast for the CPU, but its program is "
             "compiled with the number format of IPUAccelerator(mixed_precision=...), 'no' or 'fp16'. PyTorch's "

@@ -15,6 +15,7 @@ from typing import Any, Callable, Iterator, TypeVar
 import torch
 
 from ignite_ipu.torch_names.dispatch import (
+    autocasts_on_cpu,
     function_modes_left,
     has_function_modes,
     jit_trace_left,
@@ -24,12 +25,6 @@ from ignite_ipu.torch_names.dispatch import (
 )
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-# Whether autocast is on for the CPU, which versions of PyTorch read in different ways.
-_autocasts: Callable[[], bool] = functools.partial(torch.is_autocast_enabled, "cpu")
-try:
-    _autocasts()
-except TypeError:
-    _autocasts = getattr(torch, "is_autocast_cpu_enabled")  # noqa: B009
 
 
 def unaffected(function: _Function) -> _Function:
@@ -42,7 +37,7 @@ def unaffected(function: _Function) -> _Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         if not (
             torch.is_inference_mode_enabled()
-            or _autocasts()
+            or autocasts_on_cpu()
             or has_function_modes()
             or saved_tensor_hooks(False) is not None
             or tracing_state() is not None
