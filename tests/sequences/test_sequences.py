@@ -36,7 +36,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("block", range(5))
 def test_updates_on_the_device_are_pytorchs_or_refused(block: int) -> None:
     """Each loop of a block of random ones."""
     assert failures(1000 + block * _BLOCK, "device") == []
@@ -91,7 +91,7 @@ def test_a_difference_is_found_and_shrunk() -> None:
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("block", range(2))
+@pytest.mark.parametrize("block", range(5))
 def test_loops_go_on_with_updates_on_the_host(block: int) -> None:
     """From the first event on that a fused update cannot express; few loops are refused, for reasons of any device."""
     assert failures(2000 + block * _BLOCK, "auto") == []
