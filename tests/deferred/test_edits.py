@@ -54,6 +54,16 @@ def write_numpy(model: Any) -> None:
 
 
 @torch.no_grad()
+def set_memory(model: Any) -> None:
+    model[0].weight.set_(torch.full((8, 6), 0.1))
+
+
+@torch.no_grad()
+def write_as_another_class(model: Any) -> None:
+    model[0].weight.as_subclass(torch.Tensor).mul_(0.9)
+
+
+@torch.no_grad()
 def scale_all(model: Any) -> None:
     torch._foreach_mul_(list(model.parameters()), 0.9)
 
@@ -69,6 +79,8 @@ EDITS = [
     write_numpy,
     scale_all,
     write_one,
+    set_memory,
+    write_as_another_class,
     lambda model: model[0].weight.detach().clamp_(-0.2, 0.2),
     lambda model: nn.init.zeros_(model[0].bias),
     lambda model: nn.init.constant_(model[0].weight, 0.05),

@@ -47,11 +47,13 @@ _METADATA = frozenset(
         *("__class__", "__torch_function__", "__torch_dispatch__"),
     )
 )
-# Methods record their effect when they are called.
+# PyTorch calls these methods without `__torch_function__`.
+_UNDISPATCHED = frozenset(("as_subclass", "set_"))
+# Other methods record their effect when they are called.
 _SILENT = _METADATA.union(
     name
     for name in dir(torch.Tensor)
-    if name[0] != "_" and name not in _UNCOUNTED and callable(getattr(torch.Tensor, name))
+    if name[0] != "_" and name not in _UNCOUNTED | _UNDISPATCHED and callable(getattr(torch.Tensor, name))
 )
 _ORDINARY = {torch.Tensor, nn.Parameter}
 _HOLDER, _ACCESS = "_ignite_ipu_accesses", "_ignite_ipu_access"
