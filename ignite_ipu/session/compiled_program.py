@@ -129,12 +129,19 @@ class CompiledProgram:
             return []
         return [name for name in attributes.changed(self._traced) if name not in self._changed]
 
+    @property
+    def _is_behind(self) -> bool:
+        """True if integers are constants here that another program writes, as it is known by now."""
+        written = self._weights.integers
+        return bool(written) and any(id(tensor) in written for _, tensor, _ in self.buffers)
+
     def changed_buffers(self) -> List[str]:
-        """Return the names of buffers that have other values now; looks at them only after a write on the host."""
-        if self._follows_training:
+        """Return the names of buffers that have other values now; looks at them only if they may have been written."""
+        follows = self._follows_training or self._is_behind
+        if follows and not self._training:
             self._weights.to_host()
         edits = self._weights.detector.edits
-        if edits == self._edits and not self._follows_training:
+        if edits == self._edits and not follows:
             return []
         names = [name for name, tensor, value in self.buffers if not torch.equal(plain(tensor), value)]
         if not names:
@@ -144,9 +151,9 @@ class CompiledProgram:
     def computed_otherwise(self) -> str:
         """Return in words the differences of a call on the host from the compiled one; empty for none.
 
-        Values that code names are left to `changed_values`.
+        Values that code names are left to `changed_values`, and buffers that programs write to `changed_buffers`.
         """
-        if self.changed_values():
+        if self.changed_values() or self._is_behind:
             return ""
         kept = ModuleAttributes(self._step)
         with modes_kept(self._step, self._traced_modes):

@@ -7,17 +7,18 @@ from typing import Any, Callable, List, Sequence, Tuple
 
 import torch
 
-from ignite_ipu.capabilities.traced import WHOLE
+from ignite_ipu.capabilities.traced import FORMAT, WHOLE
 from ignite_ipu.errors import OptionsError, SessionError, listed, logger
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.forward.assigned_buffers import Assignments
 from ignite_ipu.program.forward.dependence import DeviceDrawsUndone
 from ignite_ipu.program.forward.first_call import SetOnce, set_once
+from ignite_ipu.program.forward.integer_buffers import CARRIED
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.forward.randomness import draw_from, draws_put_back, host_random_state
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.step import BatchStep, first_micro_batch
-from ignite_ipu.program.tensors.raw import named_tensors, plain
+from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, plain
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
 from ignite_ipu.program.traced_places import changes_in_every_call, refusal_at
 from ignite_ipu.session.resolved import Resolved
@@ -97,8 +98,10 @@ class SideEffects:
     def carry_integers(self, leaves: Sequence[Any], several_ipus: bool) -> None:
         """Have the buffers of integers carried that a call writes, before PopTorch wraps the step.
 
+        Those that other programs of the model write are carried, too. Over several IPUs they are constants.
+
         Raises:
-            SessionError: There are some, and the layers are placed on several IPUs.
+            SessionError: There are some, and the layers are placed on several IPUs; or an IPU lacks their type.
             OptionsError: There are some, and each replica would have its own.
         """
         step, resolved = self._step, self._resolved
@@ -109,7 +112,14 @@ class SideEffects:
             raise SessionError(refusal_at(WHOLE, None, f"{type(step.model).__qualname__}.forward", listed(names)))
         if resolved.training and resolved.own_buffers:
             refuse_own_buffers(names, resolved.replicas)
-        step.integers.carry(step, names)
+        buffers, known = named_tensors(step, BUFFERS), self._weights.integers
+        types = {name: dtype_of(buffers[name]) for name in names}
+        lacked = [f"{name} of type {kind}" for name, kind in types.items() if kind not in CARRIED]
+        if lacked:
+            raise SessionError(refusal_at(FORMAT, None, f"{type(step.model).__qualname__}.forward", listed(lacked)))
+        read = [name for name, buffer in buffers.items() if id(buffer) in known and not several_ipus]
+        known.update(id(buffers[name]) for name in names)
+        step.integers.carry(step, names, read)
 
     def buffers(self, *parts: Any) -> Sequence[str]:
         """Return the names of the buffers that a call for a batch writes, by a call on the host if they are unknown."""

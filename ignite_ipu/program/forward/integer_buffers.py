@@ -3,7 +3,8 @@
 PopTorch compiles registered integers and booleans in as constants, so that a program would lose the writes. It keeps
 buffers of floating-point numbers on the device. So each integer buffer that forward writes gets a float32 buffer, which
 carries its value from call to call. Within a call forward has integers, computed from the carrier. The carrier is
-written when the call ends. A number of 32 bits is carried in two halves, since float32 is exact up to 2**24.
+written when the call ends. A number of 32 bits is carried in two halves, since float32 is exact up to 2**24. Programs
+that only read a buffer which another program of the model writes carry it, too.
 
 The integer buffer of the host is as new as the host's weights: it is encoded before each upload and decoded after each
 download.
@@ -12,7 +13,7 @@ download.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Collection, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 from unittest import mock
 
 import torch
@@ -21,14 +22,17 @@ from torch.optim.swa_utils import AveragedModel
 
 from ignite_ipu import backend
 from ignite_ipu.capabilities.traced import NO_FUNCTION, WHOLE
-from ignite_ipu.errors import SessionError
+from ignite_ipu.errors import SessionError, listed
 from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, plain
 from ignite_ipu.program.traced_places import refusal_at
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.modules import BUFFERS, NormWithStatistics, forward_pre_hooks_of
 
 _HALF = 2**16
-_WIDE = (torch.int64, torch.int32)
+# These are exact in float32.
+_NARROW = (torch.bool, torch.uint8, torch.int8, torch.int16)
+CARRIED = (*_NARROW, torch.int32, torch.int64)
+"""The types of the buffers that can be carried."""
 # The device's integers have 32 bits. A number that has reached this one may have grown beyond them.
 _LARGEST = 2**30
 
@@ -43,6 +47,7 @@ class _Carried(NamedTuple):
         carrier: The name of the step's buffer that carries it.
         values: That buffer on the host: halves and the largest half so far of wide integers, the values of others.
         known: The content of `values` at the last copy in either direction.
+        is_written: Whether forward writes the buffer.
     """
 
     name: str
@@ -51,10 +56,11 @@ class _Carried(NamedTuple):
     carrier: str
     values: torch.Tensor
     known: torch.Tensor
+    is_written: bool
 
 
 class IntegerBuffers:
-    """The integer buffers that the forward of a step writes, each with a float32 buffer that carries it on a device."""
+    """The integer buffers of a step that programs write, each with a float32 buffer that carries it on a device."""
 
     def __init__(self) -> None:
         self._carried: List[_Carried] = []
@@ -70,24 +76,24 @@ class IntegerBuffers:
         """Their names in the step."""
         return [each.name for each in self._carried]
 
-    def carry(self, step: nn.Module, names: Sequence[str]) -> None:
-        """Carry the buffers of these names from now on, and no others."""
+    def carry(self, step: nn.Module, written: Collection[str], read: Sequence[str] = ()) -> None:
+        """Carry the buffers that forward writes from now on and those that it may read, by name, and no others."""
         own = vars(step)[BUFFERS]
         for each in self._carried:
             own.pop(each.carrier, None)
         self._carried.clear()
         tables = [vars(module)[BUFFERS] for module in step.modules()]
         buffers = named_tensors(step, BUFFERS)
-        for name in names:
+        for name in (*written, *read):
             buffer = buffers[name]
             if buffer in self:
                 continue
             places = [(table, key) for table in tables for key, value in table.items() if value is buffer]
             carrier = f"integers_{len(self._carried)}"
-            rows = 3 if dtype_of(buffer) in _WIDE else 1
+            rows = 1 if dtype_of(buffer) in _NARROW else 3
             values = torch.zeros(rows, *buffer.shape, dtype=torch.float32)
             step.register_buffer(carrier, values, persistent=False)
-            self._carried.append(_Carried(name, buffer, places, carrier, values, values.clone()))
+            self._carried.append(_Carried(name, buffer, places, carrier, values, values.clone(), name in written))
 
     def encode(self) -> None:
         """Write the values of the host into the carriers, before an upload.
@@ -109,17 +115,21 @@ class IntegerBuffers:
         Raises:
             SessionError: A value may have left the 32 bits of the device's integers.
         """
+        too_large: List[str] = []
         for each in self._carried:
             values, buffer = plain(each.values), plain(each.buffer)
             if torch.equal(values, each.known):
                 continue
-            each.known.copy_(values)
             if len(values) > 1 and bool((values[2] >= _LARGEST // _HALF).any()):
-                raise SessionError(
-                    f"{each.name} has reached {_LARGEST:,}, and a device's integers have 32 bits, beyond which they "
-                    "would begin again below zero. Count in larger units, or in a torch.float64 number of the loop."
-                )
+                too_large.append(each.name)
+                continue
+            each.known.copy_(values)
             buffer.numpy()[...] = _decoded(values, buffer.dtype).numpy()
+        if too_large:
+            raise SessionError(
+                f"{listed(too_large)} has reached {_LARGEST:,}, and a device's integers have 32 bits, beyond which "
+                "they would begin again below zero. Count in larger units, or in a torch.float64 number of the loop."
+            )
 
     @contextlib.contextmanager
     def on_device(self, step: nn.Module) -> Iterator[None]:
@@ -129,15 +139,16 @@ class IntegerBuffers:
             return
         own = vars(step)[BUFFERS]
         before = [(table, name, table[name]) for each in self._carried for table, name in each.places]
-        for each in self._carried:
-            now = _decoded(own[each.carrier], dtype_of(each.buffer))
-            for table, name in each.places:
-                table[name] = now
         try:
+            for each in self._carried:
+                now = _decoded(own[each.carrier], dtype_of(each.buffer))
+                for table, name in each.places:
+                    table[name] = now
             with _blocks_refused(step, self.names):
                 yield
+            written = [each for each in self._carried if each.is_written]
             with torch.no_grad():
-                for each in self._carried:
+                for each in written:
                     table, name = each.places[0]
                     own[each.carrier].copy_(_encoded(table[name], own[each.carrier]))
         finally:
@@ -168,7 +179,7 @@ def _encoded(values: torch.Tensor, before: Any) -> torch.Tensor:
 
     `before` are those with the largest upper half so far, None for a new carrier.
     """
-    if values.dtype not in _WIDE:
+    if values.dtype in _NARROW:
         return values.to(torch.float32).unsqueeze(0)
     # Quotients of negative numbers may be rounded either way.
     upper = torch.floor_divide(values, _HALF)
@@ -180,7 +191,7 @@ def _encoded(values: torch.Tensor, before: Any) -> torch.Tensor:
 
 def _decoded(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the integers of a carrier's rows."""
-    if dtype not in _WIDE:
+    if dtype in _NARROW:
         return rows[0].to(dtype)
     return rows[0].to(dtype) * _HALF + rows[1].to(dtype)
 

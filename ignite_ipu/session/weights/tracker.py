@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Container, Iterator, List, Optional, Sequence, Tuple
+from typing import Container, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ class Weights:
         held: The tensors of the host's copy.
         detector: Finds the tensors of the host's copy that were written.
         updates: Number of calls of the training program; a list of one number, for objects that outlive this one.
+        integers: The ids of the buffers of integers that programs write.
     """
 
     def __init__(self, model: nn.Module, hooks: Optional[SessionHooks] = None) -> None:
@@ -34,6 +35,7 @@ class Weights:
         self.held = self.host.held
         self.detector = EditDetector(self.host, self.programs, self._hooks)
         self.updates = [0]
+        self.integers: Set[int] = set()
 
     def add(self, executor: Executor, training: bool, stale: bool = False) -> None:
         """Take charge of an executor's weights; loading its program uploads the host's, unless it has `stale` ones."""

@@ -12,9 +12,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu import create_ipu_evaluator, create_ipu_trainer, ipu_prepare
 from ignite_ipu.errors import OptionsError, SessionError
 from ignite_ipu.handlers import Recovery
+from ignite_ipu.session.hooks import IPUEvents
 from tests.supervised import assert_same_weights, task
 
 LOADER = DataLoader(task(48), batch_size=4)
@@ -144,6 +145,64 @@ def test_numbers_beyond_those_of_a_device_are_refused(first, refusal):
     trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: model.state_dict())
     with pytest.raises(SessionError, match=rf"model\.large .*{refusal}"):
         trainer.run(LOADER)
+
+
+def test_a_count_that_was_refused_stays_unread():
+    """The value of before the refusal is no value that a later read may return."""
+    model, optimizer = made(Large)
+    model.large.fill_(2**30 - 2)
+    ipu_prepare(model, optimizer)
+    for x, y in list(LOADER)[:3]:
+        CROSS_ENTROPY(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for _ in range(2):
+        with pytest.raises(SessionError, match=r"model\.large has reached"):
+            model.state_dict()["large"]
+
+
+def test_a_type_that_a_device_lacks_is_refused():
+    """A buffer of complex numbers that forward writes has no carrier."""
+
+    class Complex(Large):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("large", torch.tensor(0j))
+
+    trainer = create_ipu_trainer(*made(Complex), CROSS_ENTROPY)
+    with pytest.raises(SessionError, match=r"format that an IPU lacks \(model\.large of type torch\.complex64\)"):
+        trainer.run(LOADER)
+
+
+def test_programs_read_the_counts_of_others():
+    """What training counts is current in evaluations, and what these count is in training; each compiles once more."""
+
+    class Both(Large):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("evaluations", torch.tensor(0))
+
+        def forward(self, x):
+            if self.training:
+                self.large += 1
+            else:
+                self.evaluations += 1
+            return self.layer(x) * self.large / 2**24 + self.evaluations * self.layer.bias
+
+    (model, optimizer), (reference, native) = made(Both), made(Both)
+    trainer, evaluator = create_ipu_trainer(model, optimizer, CROSS_ENTROPY), create_ipu_evaluator(model)
+    expected = create_supervised_trainer(reference, native, CROSS_ENTROPY)
+    compiled = []
+    trainer.add_event_handler(IPUEvents.COMPILE_COMPLETED, lambda: compiled.append(trainer.state.epoch))
+    for epoch in range(1, 5):
+        trainer.run(LOADER, max_epochs=epoch)
+        expected.run(LOADER, max_epochs=epoch)
+        output = evaluator.run(LOADER).output[0]
+        with torch.no_grad():
+            outputs = [reference.eval()(x) for x, _ in LOADER]
+        torch.testing.assert_close(output[-4:], outputs[-1])
+    assert_same_weights(model, reference)
+    assert compiled == [1, 1, 2]
 
 
 def test_several_ipus_are_refused():
