@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Sequence
 
 from ignite_ipu.errors import UserError
-from ignite_ipu.migration.analysis.names import constant
+from ignite_ipu.migration.analysis.names import argument, constant, has_hidden_arguments
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 
 Literals = Callable[[ast.expr], Iterable[object]]
@@ -33,7 +33,7 @@ class Options:
             literals: Returns the literals that an expression may have as its value.
         """
         added = self._added.get(name, [])
-        if len(added) != 1 or any(True for _ in self._file.method_calls("set_defaults")):
+        if len(added) != 1 or self._has_other_defaults:
             return None
         settings = {each.arg or "": self._setting(each.arg, each.value, literals) for each in added[0].keywords}
         if ... in settings.values() or "" in settings:
@@ -47,6 +47,13 @@ class Options:
             return None
         value = getattr(parsed, name)
         return ast.Constant(value=value) if isinstance(value, (str, int, float, type(None))) else None
+
+    @cached_property
+    def _has_other_defaults(self) -> bool:
+        """True if parsers have defaults that no option shows."""
+        parsers = self._file.calls("argparse.ArgumentParser")
+        given = any(argument(call, "argument_default") is not None or has_hidden_arguments(call) for call, _ in parsers)
+        return given or any(True for _ in self._file.method_calls("set_defaults"))
 
     @cached_property
     def _added(self) -> Dict[str, List[ast.Call]]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ast
 import weakref
-from collections import Counter
 from functools import cached_property
-from typing import Callable, Dict, Iterable, Iterator, List, Optional, Set, Tuple, Union
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Union
 
+from ignite_ipu.migration.analysis.bindings import DEFINITIONS, Bindings
 from ignite_ipu.migration.analysis.kinds import Function, default_of, device_test, parameters_of
 from ignite_ipu.migration.analysis.models import Model
 from ignite_ipu.migration.analysis.names import (
@@ -27,7 +27,7 @@ from ignite_ipu.migration.analysis.names import (
 )
 from ignite_ipu.migration.analysis.number_values import ORDERS
 from ignite_ipu.migration.analysis.options import Options
-from ignite_ipu.migration.analysis.parsed_file import ParsedFile, call_of
+from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 
 Expressions = Iterator[Optional[ast.expr]]
 Literals = Callable[[ast.expr], Iterable[object]]
@@ -37,9 +37,7 @@ _DEEPEST = 12
 _SEQUENCES = (ast.Tuple, ast.List, ast.Set)
 _NAMESPACES = ("types.SimpleNamespace", "argparse.Namespace")
 _CONVERSIONS: Dict[str, Callable[[str], str]] = {"lower": str.lower, "upper": str.upper, "strip": str.strip}
-_TESTS = (ast.Compare, ast.BoolOp, ast.UnaryOp)
 _QUESTIONS = ("startswith", "endswith")
-_CHANGES = ("update", "pop", "setdefault", "clear", "popitem", "__setitem__")
 
 
 def settings_of(file: ParsedFile) -> Settings:
@@ -56,8 +54,9 @@ class Settings:
     def __init__(self, file: ParsedFile) -> None:
         # The settings live as long as the tree; some callers have a proxy of the file itself.
         self.file: ParsedFile = file if type(file) in weakref.ProxyTypes else weakref.proxy(file)
+        self.bindings = Bindings(self.file)
         self._options = Options(self.file)
-        self._finding_changes = False
+        self.finding_changes = False
 
     # Tests
 
@@ -117,73 +116,23 @@ class Settings:
         """
         return _Search(self, model, owner).behind(node, 0)
 
-    def is_only_called(self, function: str) -> bool:
-        """Return whether the file shows each use of a function or class, with all arguments."""
-        named = [node for node in self.file.nodes(ast.Name) if node.id == function]
-        named_by_owner = [node for node in self.file.nodes(ast.Attribute) if node.attr == function]
-        calls = [call_of(self.file, each) for each in (*named, *named_by_owner)]
-        return all(call is not None and not has_hidden_arguments(call) for call in calls)
-
-    def variable(self, node: ast.Name) -> Optional[ast.expr]:
-        """Return the value of a variable that the file binds once, None for another."""
-        values = self.file.values.get(node.id, [])
-        around = self.file.function_of(values[0]) if values else None
-        if not len(values) == self._bound.get(node.id, 0) == 1 or self._is_executed:
-            return None
-        return values[0] if around in (None, self.file.function_of(node)) else None
-
-    @cached_property
-    def _bound(self) -> Counter[str]:
-        """The number of times that code of the file binds each name."""
-        return Counter(node.id for node in self.file.nodes(ast.Name) if not isinstance(node.ctx, ast.Load))
-
-    @cached_property
-    def _is_executed(self) -> bool:
-        """True if code may bind variables of the file by their names, as `exec` and `globals()` do."""
-        called = self.file.calls("exec", "globals", "locals", "vars")
-        return any(name != "vars" or not call.args for call, name in called)
-
-    @cached_property
-    def classes(self) -> Dict[str, ast.ClassDef]:
-        """The classes of the module that the file defines once, by name."""
-        found = [node for node in self.file.tree.body if isinstance(node, ast.ClassDef)]
-        return {node.name: node for node in found if self._bound.get(node.name, 0) == 0}
-
-    @cached_property
-    def _stores(self) -> Counter[str]:
-        stored = (node.attr for node in self.file.nodes(ast.Attribute) if not isinstance(node.ctx, ast.Load))
-        return Counter(stored)
-
-    def stores(self, attribute: str) -> int:
-        """Return how often code of the file assigns an attribute of a name, of whichever object."""
-        set_by_name = self.file.calls("setattr")
-        named = sum(constant(argument(call, "", 1)) in (attribute, ...) for call, _ in set_by_name)
-        return self._stores[attribute] + named
-
     @cached_property
     def _changes(self) -> Dict[ast.AST, Set[object]]:
         """The dictionaries that code changes, each with the keys; Ellipsis for unknown ones."""
-        changes: List[Tuple[ast.expr, object]] = []
-        for store in self.file.nodes(ast.Subscript):
-            if not isinstance(store.ctx, ast.Load):
-                changes.append((store.value, constant(index_of(store))))
-        for call, _ in self.file.method_calls(*_CHANGES):
-            assert isinstance(call.func, ast.Attribute)
-            changes.append((call.func.value, ...))
         found: Dict[ast.AST, Set[object]] = {}
-        self._finding_changes = True
+        self.finding_changes = True
         try:
-            for owner, key in changes:
+            for owner, key in self.bindings.element_writes:
                 for changed in self.behind(owner):
                     if changed is not None:
                         found.setdefault(changed, set()).add(key)
         finally:
-            self._finding_changes = False
+            self.finding_changes = False
         return found
 
     def changes(self, dictionary: ast.expr, key: object) -> bool:
         """Return whether code may change an element of a dictionary that the file writes out."""
-        if self._finding_changes:
+        if self.finding_changes:
             return False
         keys = self._changes.get(dictionary, set())
         return key in keys or ... in keys
@@ -191,6 +140,8 @@ class Settings:
     def option(self, parsing: ast.Call, name: str) -> Optional[ast.expr]:
         """Return the value of an option of the command line, None for an unknown one."""
         given = argument(parsing, "args", 0)
+        if argument(parsing, "namespace", 1) is not None:
+            return None
         arguments: List[str] = []
         for each in () if given is None else self.behind(given):
             if not isinstance(each, (ast.List, ast.Tuple)):
@@ -233,22 +184,37 @@ class _Search:
     def literals(self, node: ast.expr, depth: int) -> Iterator[object]:
         """Yield the literals that an expression may have as its value, and Ellipsis for others."""
         for each in list(self.behind(node, depth)):
-            if isinstance(each, _TESTS) and constant(each) is ...:
+            if isinstance(each, ast.Compare) or (isinstance(each, ast.UnaryOp) and isinstance(each.op, ast.Not)):
                 found = self._settings.results(each, lambda part: self.literals(part, depth + 1))
                 yield from (... if result is None else result for result in found)
+            elif isinstance(each, ast.BoolOp):
+                yield from self._first(isinstance(each.op, ast.Or), each.values, depth + 1)
             else:
                 yield constant(each)
 
+    def _first(self, ending: bool, values: Sequence[ast.expr], depth: int) -> Iterator[object]:
+        """Yield the literals that `or`, which true values end, or `and` may return."""
+        for literal in self.literals(values[0], depth):
+            if literal is ...:
+                yield ...
+            elif len(values) == 1 or bool(literal) is ending:
+                yield literal
+            else:
+                yield from self._first(ending, values[1:], depth)
+
     def _name(self, node: ast.Name, depth: int) -> Expressions:
-        function = self._file.function_of(node)
-        if function is not None and node.id in {each.arg for each in parameters_of(function)}:
-            yield from self._parameter(function, node.id, depth)
+        around = next((each for each in self._file.ancestors(node) if node.id in _parameters(each)), None)
+        if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from self._parameter(around, node.id, depth)
             return
-        value = self._settings.variable(node)
+        if around is not None:
+            yield None
+            return
+        value = self._settings.bindings.variable(node)
         if value is not None:
             yield from self.behind(value, depth)
         else:
-            yield node if node.id in self._settings.classes or node.id in self._file.functions else None
+            yield node if node.id in self._settings.bindings.classes or node.id in self._file.functions else None
 
     def _parameter(self, function: Function, name: str, depth: int) -> Expressions:
         """Yield the expressions that a function is given for a parameter, or its default, by all calls of it."""
@@ -256,8 +222,9 @@ class _Search:
         made = isinstance(above, ast.ClassDef) and function.name == "__init__"
         called = above.name if isinstance(above, ast.ClassDef) and made else function.name
         bound = any(name in names_bound(statement) for statement in function.body)
-        known = not bound and not function.decorator_list and (made or self._settings.is_only_called(called))
-        given = self._file.given(function, name) if known else []
+        known = not bound and not function.decorator_list and self._settings.bindings.is_only_called(called)
+        # A change of a parameter may be one of each object that the function is given.
+        given = self._file.given(function, name) if known or self._settings.finding_changes else []
         for each in given:
             value = default_of(function, name) if each is None else each
             if value is None:
@@ -269,7 +236,7 @@ class _Search:
 
     def _attribute(self, node: ast.expr, owner: ast.expr, name: str, depth: int) -> Expressions:
         """Yield the expressions behind an attribute of an object."""
-        stores = self._settings.stores(name)
+        stores = self._settings.bindings.stores(name)
         if isinstance(owner, ast.Name) and owner.id == (self._owner or "self"):
             value = self._own(node, name)
             if value is None or stores > 1:
@@ -278,12 +245,12 @@ class _Search:
                 yield from self.behind(value, depth)
             return
         for each in self.behind(owner, depth):
-            if isinstance(each, ast.Call) and owner_of(each, "parse_args", "parse_known_args") is not None:
+            if isinstance(each, ast.Call) and owner_of(each, "parse_args") is not None:
                 yield None if stores else self._settings.option(each, name)
             elif isinstance(each, (ast.Name, ast.Attribute)) and self._file.names.resolve(each) is not None:
                 yield ast.copy_location(ast.Attribute(value=each, attr=name, ctx=ast.Load()), node)
-            elif isinstance(each, ast.Name) and each.id in self._settings.classes:
-                yield from self._field(self._settings.classes[each.id], None, name, stores, depth)
+            elif isinstance(each, ast.Name) and each.id in self._settings.bindings.classes:
+                yield from self._field(self._settings.bindings.classes[each.id], None, name, stores, depth)
             elif isinstance(each, ast.Call):
                 yield from self._of_object(each, name, stores, depth)
             else:
@@ -294,18 +261,20 @@ class _Search:
         above = next((each for each in self._file.ancestors(node) if isinstance(each, ast.ClassDef)), None)
         if self._model is not None and _is_part(above, self._model):
             return self._model.values.get(name)
-        return None if above is None else _assigned_in(above, f"self.{name}")
+        init = None if above is None else _init_of(above)
+        return None if init is None else _assigned_in(init, f"self.{name}")
 
     def _of_object(self, made: ast.Call, name: str, stores: int, depth: int) -> Expressions:
         """Yield the expressions behind an attribute of an object that a call constructs."""
-        own = self._settings.classes.get(dotted(made.func) or "")
+        own = self._settings.bindings.classes.get(dotted(made.func) or "")
         if own is not None and not _is_mapping(own):
             yield from self._field(own, made, name, stores, depth)
             return
+        constructs = (self._file.names.resolve(made.func) or dotted(made.func) or "").rpartition(".")[2][:1].isupper()
         given = argument(made, name)
         inside = [each.value for each in made.keywords if each.arg is None]
         inside += made.args[:1] if self._file.names.called(made) not in _NAMESPACES else []
-        if stores:
+        if stores or not constructs:
             yield None
         elif given is not None:
             yield from self.behind(given, depth)
@@ -316,15 +285,17 @@ class _Search:
 
     def _field(self, own: ast.ClassDef, made: Optional[ast.Call], name: str, stores: int, depth: int) -> Expressions:
         """Yield the expressions behind an attribute of a class of the file, or of an object of it."""
-        init = next((each for each in own.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"), None)
+        init = _init_of(own)
         if init is not None and made is not None:
             value = _assigned_in(init, f"self.{name}") if stores == 1 else None
             if value is None and stores == 0:
                 value = _assigned_in(own, name)
         else:
-            value = argument(made, name, _position_of(own, name)) if made is not None else None
+            position = _position_of(own, name)
+            value = argument(made, name, position) if made is not None else None
             value = value or _assigned_in(own, name)
-            value = None if stores or (made is not None and has_hidden_arguments(made)) else value
+            hidden = made is not None and (has_hidden_arguments(made) or (position is None and bool(made.args)))
+            value = None if stores or hidden else value
         if value is None:
             yield None
         else:
@@ -338,9 +309,10 @@ class _Search:
             for each in list(self.behind(owner, depth)):
                 values: Dict[object, ast.expr] = {}
                 if isinstance(each, ast.Dict):
-                    values = {constant(of): value for of, value in zip(each.keys, each.values)}
+                    values = _by_key(each)
                 elif isinstance(each, (ast.List, ast.Tuple)):
-                    values = dict(enumerate(each.elts))
+                    starred = any(isinstance(part, ast.Starred) for part in each.elts)
+                    values = {} if starred else dict(enumerate(each.elts))
                 elif isinstance(each, ast.Call) and self._file.names.called(each) == "dict" and not each.args:
                     values = {keyword.arg or ...: keyword.value for keyword in each.keywords}
                 elif isinstance(each, ast.Call) and self._file.names.called(each) == "vars" and len(each.args) == 1:
@@ -381,18 +353,48 @@ class _Search:
                 else:
                     yield None
         elif function is not None:
-            returned = [each for each in walk(function) if isinstance(each, ast.Return)]
-            value = returned[0].value if len(returned) == 1 else None
+            value = _result_of(function)
             yield from [None] if value is None else self.behind(value, depth)
         else:
             yield node
 
 
+def _init_of(own: ast.ClassDef) -> Optional[ast.FunctionDef]:
+    return next((each for each in own.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"), None)
+
+
 def _assigned_in(block: Union[ast.ClassDef, Function], name: str) -> Optional[ast.expr]:
-    """Return the value that a class or function assigns to a name once, None for none or several."""
-    nodes = block.body if isinstance(block, ast.ClassDef) and "." not in name else walk(block)
-    found = [value for node in nodes for target, value in assignments(node) if target == name]
-    return found[0] if len(found) == 1 else None
+    """Return the value that the statements of a class or function assign to a name once, behind no test."""
+    binding = [each for each in block.body if not isinstance(each, DEFINITIONS) and name in names_bound(each)]
+    found = [value for node in binding for target, value in assignments(node) if target == name]
+    return found[0] if len(found) == len(binding) == 1 else None
+
+
+def _parameters(node: ast.AST) -> Set[str]:
+    """Return the names of the parameters of a function or lambda, empty for other nodes."""
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        return set()
+    more = (node.args.vararg, node.args.kwarg)
+    return {each.arg for each in (*parameters_of(node), *more) if each is not None}
+
+
+def _result_of(function: Function) -> Optional[ast.expr]:
+    """Return the expression whose value each call of a function returns, None if there may be others."""
+    inside = walk(function)
+    returned = [each for each in inside if isinstance(each, ast.Return)]
+    plain = isinstance(function, ast.FunctionDef) and not function.decorator_list
+    generates = any(isinstance(each, (ast.Yield, ast.YieldFrom)) for each in inside)
+    return returned[0].value if plain and not generates and returned == function.body[-1:] else None
+
+
+def _by_key(node: ast.Dict) -> Dict[object, ast.expr]:
+    """Return the values of a dictionary by their keys; an unknown key, Ellipsis, hides those in front of it."""
+    found: Dict[object, ast.expr] = {}
+    for key, value in zip(map(constant, node.keys), node.values):
+        if key is ...:
+            found.clear()
+        found[key] = value
+    return found
 
 
 def _is_part(own: Optional[ast.ClassDef], model: Model) -> bool:
@@ -405,7 +407,8 @@ def _position_of(own: ast.ClassDef, name: str) -> Optional[int]:
     fields = [
         each.target.id for each in own.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
     ]
-    return fields.index(name) if name in fields and not own.keywords else None
+    inherits = [dotted(each) for each in own.bases if (dotted(each) or "").rpartition(".")[2] != "NamedTuple"]
+    return fields.index(name) if name in fields and not own.keywords and not inherits else None
 
 
 def _default_of_field(value: ast.expr) -> ast.expr:
@@ -436,10 +439,10 @@ def _contains(element: object, around: object) -> Optional[bool]:
 def _compared(operator: ast.cmpop, left: object, right: object) -> Optional[bool]:
     if left is ... or right is ...:
         return None
-    if isinstance(operator, (ast.Eq, ast.Is)):
-        return left == right
-    if isinstance(operator, (ast.NotEq, ast.IsNot)):
-        return left != right
+    if isinstance(operator, (ast.Is, ast.IsNot)):
+        return (type(left) is type(right) and left == right) is isinstance(operator, ast.Is)
+    if isinstance(operator, (ast.Eq, ast.NotEq)):
+        return (left == right) is isinstance(operator, ast.Eq)
     if isinstance(left, (int, float)) and isinstance(right, (int, float)):
         compared = ORDERS.get(type(operator))
         return None if compared is None else bool(compared(left, right))

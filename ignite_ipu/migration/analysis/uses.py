@@ -9,6 +9,7 @@ import ast
 from dataclasses import dataclass
 from typing import Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
+from ignite_ipu.migration.analysis.bindings import DEFINITIONS
 from ignite_ipu.migration.analysis.names import children
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.settings import Settings, settings_of
@@ -18,10 +19,10 @@ MODULE, MAIN = "", "__main__"
 """Scopes of the code that an import runs, and of the code behind `if __name__ == "__main__"`."""
 CHOICE = "?"
 """Scope of a value that is one of several, by the name in a setting."""
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))
 _REGISTRIES = (ast.Dict, ast.List, ast.Set, ast.Tuple)
 _VALUES = (ast.Assign, ast.AnnAssign, ast.Return)
-_ANNOTATED = (*_DEFINITIONS, ast.AnnAssign, ast.arg)
+_ANNOTATED = (*DEFINITIONS, ast.AnnAssign, ast.arg)
 _ASKED = ("isinstance", "issubclass")
 
 
@@ -56,7 +57,7 @@ class _Found:
         self.lines: List[Tuple[int, int, str]] = []
 
     def visit(self, node: ast.AST, scope: str) -> None:
-        if isinstance(node, _DEFINITIONS) and scope in (MODULE, MAIN):
+        if isinstance(node, DEFINITIONS) and scope in (MODULE, MAIN):
             if any(isinstance(each, ast.Call) and _last(each.func) == "on" for each in node.decorator_list):
                 self.names[scope].add(node.name)  # a handler: @trainer.on(Events.EPOCH_COMPLETED)
             scope = node.name
@@ -73,6 +74,10 @@ class _Found:
                 else:
                     self.visit_all(body, scope)
             self.visit_all([node.test], scope)
+            return
+        elif isinstance(node, _TRIES):
+            for block in (node.body + node.orelse, node.handlers, node.finalbody):
+                self.visit_all(block, scope)
             return
         below = _below(node)
         self.names[scope].update(self._references(node, below))

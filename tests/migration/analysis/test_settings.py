@@ -6,6 +6,7 @@ import ast
 
 import pytest
 
+from ignite_ipu.migration.analysis.names import walk
 from ignite_ipu.migration.analysis.settings import settings_of
 from ignite_ipu.migration.checker import check_paths, judge_source
 from ignite_ipu.migration.findings import Outcome, Severity
@@ -74,6 +75,67 @@ CASES = {
     "options as a dictionary": (PARSER.format(given=""), "vars(args)['layers'] == 2", True),
     "an option that is required": (PARSER.format(given=""), "args.data == 'x'", None),
     "an option that is assigned": (PARSER.format(given="") + "args.loss = 'l1'", "args.loss == 'hinge'", None),
+    "an unknown value or another": (PARSER.format(given=""), "(args.mode or 'b') == 'b'", None),
+    "the first true value": ("given = None\nkind = given or 'hinge'", "kind == 'hinge'", True),
+    "the last true value": ("kind = 'mean' and 'hinge'", "kind == 'hinge'", True),
+    "a value of another type": ("n = 1", "n is True", False),
+    "options as attributes that are updated": (PARSER.format(given="") + "vars(args).update(x)", "args.mixed", None),
+    "one option as an element": (PARSER.format(given="") + "args.__dict__['layers'] = 3", "args.mixed", True),
+    "options in another object": (PARSER.format(given="namespace=others"), "args.mixed", None),
+    "a default of all options": (PARSER.format(given="").replace("er()", "er(argument_default=1)"), "args.mixed", None),
+    "a dictionary in front of others": ("config = {'n': 1, **others}", "config['n'] == 1", None),
+    "a list behind others": ("sizes = [*others, 1, 2]", "sizes[1] == 2", None),
+    "a list that is sorted": ("sizes = [2, 1]\nsizes.sort()", "sizes[0] == 2", None),
+    "a dictionary that a wrapped function changes": (
+        "config = {'n': 1}\n@wrap\ndef change(it):\n    it['n'] = 2\nchange(config)",
+        "config['n'] == 1",
+        None,
+    ),
+    "a function that may return nothing": ("def f():\n    if x():\n        return True\non = f()", "on", None),
+    "a function that is wrapped": ("@wrap\ndef f():\n    return True\non = f()", "on", None),
+    "a generator": ("def f():\n    yield\n    return 1\non = f()", "on == 1", None),
+    "a function that makes attributes": ("made = load(CONFIG, on=False)", "made.on", None),
+    "an attribute behind a test": (
+        "class C:\n    on = False\n    def __init__(self):\n        if x:\n            self.on = True\nc = C()",
+        "c.on",
+        None,
+    ),
+    "attributes of a dictionary": (
+        "class C:\n    on = False\n    def __init__(self, **given):\n        self.__dict__.update(given)\nc = C(on=1)",
+        "c.on",
+        None,
+    ),
+    "a class that is given what nothing shows": (
+        "class C:\n    def __init__(self, on=False):\n        self.on = on\nc = C(**given)",
+        "c.on",
+        None,
+    ),
+    "a class that another inherits from": (
+        "class C:\n    def __init__(self, on=False):\n        self.on = on\nclass D(C):\n    pass\nc, d = C(), D(True)",
+        "c.on",
+        None,
+    ),
+    "a class that others are compared with": (
+        "class C:\n    def __init__(self, on=False):\n        self.on = on\nc = C()\nisinstance(c, C)",
+        "c.on",
+        False,
+    ),
+    "a class with a choice of values": ("class C:\n    n = 1\n    if x:\n        n = 2", "C.n == 1", None),
+    "a field behind inherited ones": (
+        CONFIG + "@dataclass\nclass More(Config):\n    n: int = 0\nmore = More('mean')",
+        "more.n == 'mean'",
+        None,
+    ),
+    "a name that an import binds, too": ("try:\n    from x import on\nexcept ImportError:\n    on = False", "on", None),
+    "a name of an exception": ("on = True\ntry:\n    f()\nexcept ValueError as on:\n    pass", "on", None),
+    "a parameter of a function around": ("on = True\ndef f(on):\n    def g():\n        {}\ng(x)", "on", None),
+    "a parameter of a lambda": ("on = True\nf = lambda on: {}", "on", None),
+    "the name of other parameters": ("given = {'n': 1}\ndef f(**given):\n    {}", "given['n'] == 1", None),
+    "an attribute that another method sets": (
+        "class C:\n    on = False\n    def enable(self):\n        self.on = True\n    def step(self):\n        {}",
+        "self.on",
+        None,
+    ),
     "defaults from elsewhere": ("parser.set_defaults(**given)" + PARSER.format(given=""), "args.layers == 2", None),
 }
 PROGRAM = """
@@ -128,10 +190,11 @@ BUILDS = {
 def test_the_text_decides_a_test(name):
     text, test, expected = CASES[name]
     imports = "import argparse, types\nfrom dataclasses import dataclass, field\n"
-    program = Program(Source("program.py", f"{imports}{text}\n{test}"))
-    asked = program.tree.body[-1]
-    assert isinstance(asked, ast.Expr)
-    assert settings_of(program).decision(asked.value) is expected
+    text = text.replace("{}", test) if "{}" in text else f"{text}\n{test}"
+    program = Program(Source("program.py", imports + text))
+    expressions = (node for node in walk(program.tree) if isinstance(node, ast.expr))
+    *_, asked = (node for node in expressions if program.source_of(node) == test)
+    assert settings_of(program).decision(asked) is expected
 
 
 @pytest.mark.parametrize("build", BUILDS)
@@ -149,6 +212,13 @@ def test_a_model_that_no_known_setting_chooses_may_be_refused(tmp_path):
     (found,) = (each for each in report.findings if each.rule == "unsupported-operator")
     assert (found.severity, found.run) == (Severity.NOTE, Outcome.OPEN)
     assert report.verdicts[str(script)] is Verdict.TRAINS
+
+
+def test_code_that_finally_runs_counts_behind_a_return_that_a_setting_decides():
+    """A handler and a `finally` follow a `try` that returns."""
+    text = "def f():\n    try:\n        if ON:\n            return\n        a()\n    finally:\n        b()"
+    names = Program(Source("program.py", f"ON = True\n{text}")).uses.names["f"]
+    assert "b" in names and "a" not in names
 
 
 @pytest.mark.parametrize("name", CLIPS)
