@@ -176,10 +176,8 @@ class Programs:
 
     def may_count(self, finding: Finding) -> bool:
         """Return whether a finding is in code that no program of the code base uses for sure."""
-        path, scope = (
-            os.path.realpath(finding.path),
-            _scope_of(self._files[os.path.realpath(finding.path)].uses, finding),
-        )
+        path = os.path.realpath(finding.path)
+        scope = _scope_of(self._files[path].uses, finding)
         around = [each for each in self._files if path in self.parts(each) and each not in self.imported]
         return bool(around) and all(scope not in self._used(each)[1][path] for each in around)
 

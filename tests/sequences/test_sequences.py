@@ -48,9 +48,10 @@ def test_models_over_two_ipus_end_as_on_one() -> None:
     """Same values, and the same refusals; integers that forward writes are carried on one IPU alone."""
     for seed in range(2000, 2010):
         sequence = random_sequence(seed)
-        if sequence.world == "Buffers":
-            continue
         outcome = outcome_of(sequence, "device", spread=True)
+        if sequence.world == "Buffers" and outcome.kind == "crash":
+            assert "SessionError: _Counting.forward writes into a buffer of integers" in outcome.detail, sequence
+            continue
         assert outcome.kind in ("same", "refused"), (sequence, outcome)
         assert outcome == outcome_of(sequence, "device"), sequence
 

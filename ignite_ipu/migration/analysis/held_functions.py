@@ -6,7 +6,7 @@ import ast
 from typing import Dict, List, Optional
 
 from ignite_ipu.migration.analysis.kinds import Function, parameters_of
-from ignite_ipu.migration.analysis.names import constant, dotted, index_of
+from ignite_ipu.migration.analysis.names import constant, dotted
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.settings import settings_of
 
@@ -33,9 +33,8 @@ class HeldFunctions:
         if isinstance(node, ast.Name) and node.id in self._of_loops:
             return self._of_loops[node.id]
         if isinstance(node, ast.Subscript):
-            elements = self._elements(node.value)
-            found = [elements.get(key) for key in settings_of(self._file).literals(index_of(node))]
-            return [each for each in found if each is not None]
+            found = list(settings_of(self._file).behind(node))
+            return [each for each in found if each is not None] if len(found) == 1 else []
         own = isinstance(node, ast.Name) and node.id in {each.arg for each in parameters_of(self._function)}
         value = None if own else self._value_of(node)
         return [value] if value is not None else []

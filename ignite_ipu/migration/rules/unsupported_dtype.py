@@ -58,9 +58,8 @@ def _of_models(program: Program) -> Hits:
                 yield _hit(program, call, f"torch.{dtype}")
     for call, _ in program.method_calls("to", "type"):
         assert isinstance(call.func, ast.Attribute)
-        values = [each for each in (*call.args, *(keyword.value for keyword in call.keywords))]
         if _is_model(program, call.func.value):
-            for value in values:
+            for value in (*call.args, *(keyword.value for keyword in call.keywords)):
                 if program.names.resolve(value) is None:
                     yield from _of_setting(program, call, value)
 
@@ -132,12 +131,16 @@ def _hit(program: Program, node: ast.expr, name: str, certain: bool = True) -> H
 
 
 def _is_chosen(program: Program, node: ast.expr) -> bool:
-    """Return whether a type is one of several that a test chooses from, which no setting decides."""
-    tests = (above.test for above in program.ancestors(node) if isinstance(above, (ast.If, ast.IfExp)))
-    others = (
-        test for test in tests if "__name__" not in {part.id for part in ast.walk(test) if isinstance(part, ast.Name)}
-    )
-    return any(settings_of(program).decision(test) is None for test in others)
+    """Return whether a type is one of several that a test chooses from, unless settings decide for it."""
+    below: ast.AST = node
+    for above in program.ancestors(node):
+        if isinstance(above, (ast.If, ast.IfExp)) and below is not above.test:
+            names = {part.id for part in ast.walk(above.test) if isinstance(part, ast.Name)}
+            otherwise = below is above.orelse or (isinstance(above, ast.If) and below in above.orelse)
+            if "__name__" not in names and settings_of(program).decision(above.test) is not (not otherwise):
+                return True
+        below = above
+    return False
 
 
 def _is_named(program: Program, node: ast.Attribute) -> bool:

@@ -179,6 +179,34 @@ CLIPS = {
     "an unknown one": ("float(sys.argv[1])", "if LIMIT > 0:", Verdict.TRAINS),
     "no test": ("float(sys.argv[1])", "with torch.no_grad():", Verdict.TRAINS_ON_HOST),
 }
+CHOSEN = """
+import sys
+import torch
+from torch import nn
+def mean(out):
+    return out.mean()
+def spectral(out):
+    return torch.linalg.svdvals(out).sum()
+ON, UNKNOWN, LOSSES = True, bool(sys.argv[9:]), {{"mean": mean, "spectral": spectral, "changed": spectral}}
+LOSSES["changed"] = mean
+model = nn.Linear(4, 4)
+model.to({dtype})
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+loss = LOSSES[{kind}](model(torch.randn(4, 4)))
+loss.backward()
+optimizer.step()
+"""
+# Formats and losses, and whether a run refuses one for sure.
+CHOICES = [
+    ("torch.bfloat16 if ON else torch.float32", "'mean'", True),
+    ("torch.float32 if not ON else torch.bfloat16", "'mean'", True),
+    ("torch.bfloat16 if not ON else torch.float32", "'mean'", False),
+    ("torch.bfloat16 if UNKNOWN else torch.float32", "'mean'", False),
+    ("torch.float32", "'spectral' if ON else 'mean'", True),
+    ("torch.float32", "'mean' if ON else 'spectral'", False),
+    ("torch.float32", "'spectral' if UNKNOWN else 'mean'", False),
+    ("torch.float32", "'changed'", False),
+]
 BUILDS = {
     "a choice": "if kind == 'spectral':\n        return Spectral()\n    else:\n        return nn.Linear(4, 4)",
     "the rest": "if kind == 'linear':\n        return nn.Linear(4, 4)\n    return Spectral()",
@@ -212,6 +240,12 @@ def test_a_model_that_no_known_setting_chooses_may_be_refused(tmp_path):
     (found,) = (each for each in report.findings if each.rule == "unsupported-operator")
     assert (found.severity, found.run) == (Severity.NOTE, Outcome.OPEN)
     assert report.verdicts[str(script)] is Verdict.TRAINS
+
+
+@pytest.mark.parametrize(("dtype", "kind", "refused"), CHOICES)
+def test_a_format_or_a_loss_that_is_one_of_several_is_refused_if_settings_choose_it(dtype, kind, refused):
+    judged = judge_source(Source("program.py", CHOSEN.format(dtype=dtype, kind=kind)))[2]
+    assert judged.verdict is (Verdict.REFUSED if refused else Verdict.TRAINS)
 
 
 def test_code_that_finally_runs_counts_behind_a_return_that_a_setting_decides():
