@@ -62,6 +62,7 @@ _INDICES: Dict[str, Tuple[int, str]] = {
 _SOURCES: Dict[str, Tuple[int, str]] = {
     **dict.fromkeys(words("scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_"), (3, "src")),
     **dict.fromkeys(words("index_put index_put_"), (2, "values")),
+    "__setitem__": (2, "value"),
     **dict.fromkeys(words("index_copy index_copy_"), (3, "source")),
 }
 _INTEGERS = (torch.int32, torch.int64)  # which are one type on the device

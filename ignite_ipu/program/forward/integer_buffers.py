@@ -99,12 +99,16 @@ class IntegerBuffers:
         """Write the values of the host into the carriers, before an upload.
 
         Raises:
-            SessionError: A value has more than 32 bits.
+            SessionError: A value has more than 32 bits, or is so large that one call may lead beyond them.
         """
         for each in self._carried:
             buffer = plain(each.buffer)
-            if not torch.equal(buffer.int().to(buffer.dtype), buffer):
-                raise SessionError(f"{each.name} is {_largest(buffer)}, and a device's integers have 32 bits.")
+            if len(each.values) > 1 and _is_large(torch.floor_divide(buffer, _HALF)):
+                raise SessionError(
+                    f"{each.name} is {_largest(buffer):,}, and a device's integers have 32 bits. Integers that forward "
+                    f"writes have to stay below {_LARGEST:,}, so that none leaves these unnoticed. Count in larger "
+                    "units, or in a torch.float64 number of the loop."
+                )
             with torch.no_grad():
                 plain(each.values).copy_(_encoded(buffer, None))
                 each.known.copy_(plain(each.values))
@@ -120,7 +124,7 @@ class IntegerBuffers:
             values, buffer = plain(each.values), plain(each.buffer)
             if torch.equal(values, each.known):
                 continue
-            if len(values) > 1 and bool((values[2] >= _LARGEST // _HALF).any()):
+            if len(values) > 1 and _is_large(values[2]):
                 too_large.append(each.name)
                 continue
             each.known.copy_(values)
@@ -194,6 +198,11 @@ def _decoded(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if dtype in _NARROW:
         return rows[0].to(dtype)
     return rows[0].to(dtype) * _HALF + rows[1].to(dtype)
+
+
+def _is_large(upper: torch.Tensor) -> bool:
+    """Return whether there is an upper half of a number that may have left the 32 bits of the device's integers."""
+    return bool((upper.abs() >= _LARGEST // _HALF).any())
 
 
 def _largest(values: torch.Tensor) -> int:

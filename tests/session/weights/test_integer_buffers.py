@@ -35,6 +35,7 @@ class Counting(nn.Module):
         self.register_buffer("kind", torch.tensor(0, dtype=torch.uint8))
         self.register_buffer("pointer", torch.zeros(1, dtype=torch.long))
         self.register_buffer("queue", torch.zeros(10, 3))
+        self.register_buffer("classes", torch.zeros(10, dtype=torch.long))
         self.register_buffer("large", torch.tensor(2**24))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -43,7 +44,8 @@ class Counting(nn.Module):
         self.warm |= self.steps > 3
         self.used += F.one_hot(h.argmax(1), 3).sum(0).int()
         self.kind.copy_(self.steps % 5)
-        self.queue[(self.pointer + torch.arange(4)) % 10] = h.detach()
+        places = (self.pointer + torch.arange(4)) % 10
+        self.queue[places], self.classes[places] = h.detach(), h.argmax(1)
         self.pointer[0] = (self.pointer[0] + 4) % 10
         self.large -= 4_000_001
         return torch.where(self.warm, h, h * self.steps / 4) + self.queue.mean(0) + self.pointer
@@ -136,9 +138,12 @@ class Large(Counting):
         return self.layer(x)
 
 
-@pytest.mark.parametrize(("first", "refusal"), [(2**30 - 2, "has reached 1,073,741,824"), (2**40, "have 32 bits")])
+@pytest.mark.parametrize(
+    ("first", "refusal"),
+    [(2**30 - 2, "has reached 1,073,741,824"), (2**40, "have 32 bits"), (-(2**31), "below 1,073,741,824")],
+)
 def test_numbers_beyond_those_of_a_device_are_refused(first, refusal):
-    """Integers of a device have 32 bits: a count that comes near is refused when it is read."""
+    """Integers of a device have 32 bits: a count that comes near is refused when it is read, and one that is near."""
     model, optimizer = made(Large)
     model.large.fill_(first)
     trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY)
