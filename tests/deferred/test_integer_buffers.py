@@ -84,3 +84,43 @@ def test_integers_are_current_at_every_read(accumulation: int) -> None:
     expected = values_of(None, accumulation)
     for update in ("device", "host", "accelerator"):
         torch.testing.assert_close(values_of(update, accumulation), expected, rtol=1e-4, atol=1e-5)
+
+
+class Reading(nn.Module):
+    """A network that counts if a call requires it, and computes with its counter in all calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 3)
+        self.register_buffer("steps", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor, counts: bool) -> torch.Tensor:
+        if counts:
+            self.steps += 1
+        return self.layer(x) * self.steps
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_calls_that_only_read_have_the_integers_of_those_that_write(evaluates: bool) -> None:
+    """In evaluations and in other training programs, without a look at the model between the calls."""
+    runs: List[Any] = []
+    for update in (None, "device", "auto"):
+        model = Reading()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if update is not None:
+            ipu_prepare(model, optimizer, config=IPUConfig(update=update))
+        seen = []
+        for number, (x, y) in enumerate(BATCHES):
+            counts = number in (0, 1, 3)
+            if evaluates and not counts:
+                with torch.no_grad():
+                    seen.append(model.eval()(x, False).sum())
+                continue
+            loss = F.cross_entropy(model.train()(x, counts), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(loss.detach())
+        runs.append(torch.stack(seen).clone())
+    torch.testing.assert_close(runs[1:], runs[:1] * 2)
