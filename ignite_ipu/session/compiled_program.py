@@ -168,15 +168,16 @@ def _compiled_in(
     """Yield the buffers that are constants of a program, with their values.
 
     PopTorch compiles integers and booleans in, so writes on the host never reach it: an index that is permuted, a
-    mask, a table. The names in the code decide which count. Others are those that the code has `read`, as a flag.
+    mask, a table. The names in the code decide which count. Those that the step carries are none, unless the code has
+    `read` the value to decide by it, as a flag. So it may do with any buffer.
     """
     for path, module in all_named_modules(step):
         for kind in (BUFFERS, PARAMETERS):
             for name, tensor in module.__dict__[kind].items():
                 place = f"{path}.{name}" if path else name
-                if tensor is None or tensor in step.integers:
+                if tensor is None:
                     continue
-                whole = not plain(tensor).is_floating_point()
+                whole = not plain(tensor).is_floating_point() and tensor not in step.integers
                 if (whole and _is_used(module, name, words)) or place in read:
                     yield place, tensor, plain(tensor).clone()
 
