@@ -49,7 +49,7 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version
 
 # Buffers of PyTorch's from which nothing is computed.
 _COUNTERS = ("num_batches_tracked", "n_averaged")
-# Tensors that are no constants; counters of batches, each after the user's own; buffers that a device keeps, by name.
+# Tensors that are no constants; counters of batches, each after the user's own; other buffers by name.
 _OnHost = Tuple[List[torch.Tensor], List[Tuple[torch.Tensor, torch.Tensor]], List[Tuple[str, torch.Tensor]]]
 
 
@@ -291,7 +291,7 @@ class BatchStep(nn.Module):
                         is_kept = now.is_floating_point() or tensor in self.integers
                         if is_kept or name in _COUNTERS:
                             variable.append(now)
-                        if is_kept and kind == BUFFERS:
+                        if kind == BUFFERS and (is_kept or name not in _COUNTERS):
                             buffers.append((f"{path}.{name}", now))
                         elif name == _COUNTERS[0]:
                             counters.append((tensor, now))

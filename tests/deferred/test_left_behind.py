@@ -30,6 +30,20 @@ class Kept:
     more: List[torch.Tensor]
 
 
+class Scaled(nn.Linear):
+    """Keeps a record of its call, with a number of the previous one."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(4, 2)
+        self.kept: Any = SimpleNamespace(h=torch.zeros(1), scale=1.0)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        h = super().forward(input) * self.kept.scale
+        self.kept = SimpleNamespace(h=h, scale=self.kept.scale)
+        return h
+
+
 class Slotted:
     """An object with a slot for an attribute."""
 
@@ -139,6 +153,30 @@ def test_losses_of_what_a_call_has_left(kind: str, accumulates: bool, reads: boo
 
     native, device = (trained(Net(kind), added, captures, accumulates, reads) for captures in (False, True))
     assert device == pytest.approx(native, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("update", ["device", "host"])
+def test_a_number_of_an_object_that_calls_make_may_be_set(update: str) -> None:
+    """The next call computes with it, in training and in evaluation."""
+
+    def values(captures: bool) -> List[float]:
+        net, found = Scaled(), []
+        optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.02)
+        if captures:
+            ipu_prepare(optimizer, net, config={"update": update})
+        for number, (x, y) in enumerate(zip(X, Y)):
+            loss = F.cross_entropy(net.train()(x), y) + net.kept.h.square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+            if number % 2:
+                net.kept.scale += number
+            with torch.no_grad():
+                found.append(net.eval()(x).square().sum().item())
+        return found
+
+    assert values(True) == pytest.approx(values(False), rel=1e-4)
 
 
 def features(net: Any) -> Dict[str, Any]:

@@ -29,7 +29,7 @@ from ignite_ipu.program.guards.values import (
     replaced_tensors,
 )
 from ignite_ipu.program.module_state import REGISTRATIONS
-from ignite_ipu.program.tensors.trees import attributes_of, opened_record, tensors_in
+from ignite_ipu.program.tensors.trees import PLAIN, attributes_of, opened_record, tensors_in
 from ignite_ipu.program.user_code import read_by
 from ignite_ipu.torch_names.modules import FORWARD_HOOKS, MODULES, all_named_modules, global_hooks
 
@@ -43,10 +43,12 @@ _AT_ONCE = 32
 
 
 class _StateReader(Reader):
-    """Reads all objects of a class as equal that calls have made of the tensors that they leave."""
+    """Reads objects that calls have made of the tensors that they leave by their class, and by the plain parts."""
 
     def of_object(self, value: Any) -> Hashable:
-        return (type(value),) if _is_left(value) else super().of_object(value)
+        if not _is_left(value):
+            return super().of_object(value)
+        return (type(value), *[(name, self.read(part)) for name, part in _plain_parts(value).items()])
 
 
 _read = _StateReader().read
@@ -68,6 +70,11 @@ class _RecordReader(Reader):
 def _is_remade(old: Any, new: Any) -> bool:
     """Return whether an object is the same, or another one that a call has made of the tensors that it leaves."""
     return new is old or (type(new) is type(old) and _is_left(old) and _is_left(new))
+
+
+def _plain_parts(value: Any) -> Dict[str, Any]:
+    """Return the numbers, strings and the like among the attributes of an object."""
+    return {name: part for name, part in attributes_of(value).items() if type(part) in PLAIN}
 
 
 def _is_left(value: Any) -> bool:
@@ -199,6 +206,8 @@ class PythonState:
         values = [isinstance(read(), _VALUES) for _, read in named.places]
         self._leads = [read for (_, read), is_value in zip(named.places, values) if not is_value]
         self._leading = [read() for read in self._leads]
+        # By number: of objects that calls make, the parts that are constants of a program.
+        self._made = {number: _plain_parts(value) for number, value in enumerate(self._leading) if _is_left(value)}
         places = [place for place, is_value in zip(named.places, values) if is_value]
         settings = _Settings(named.settings)
         self.names = [name for name, _ in places] + settings.names
@@ -223,7 +232,12 @@ class PythonState:
             if not all(map(operator.is_, leading, self._leading)):
                 if not all(map(_is_remade, self._leading, leading)):
                     return False
+                for number, (old, new) in enumerate(zip(self._leading, leading)):
+                    if new is not old:
+                        self._made.setdefault(number, _plain_parts(old))
                 self._leading = leading
+            if any(_plain_parts(leading[number]) != parts for number, parts in self._made.items()):
+                return False
         watched, in_turn = self._watched, next(self._turns)
         return (watched is None or watched.same) and (in_turn is None or in_turn.same)
 
@@ -292,7 +306,7 @@ class PythonState:
             pairs = replaced_tensors(_RecordReader().of_object(old), _RecordReader().of_object(new))
             if pairs and all(made(tensor) and id(former) not in used for former, tensor in pairs):
                 self.leave_behind(tensor for _, tensor in pairs)
-                self._leading[number] = new
+                self._leading[number], self._made[number] = new, _plain_parts(new)
 
     def only_keeps(
         self, before: Sequence[Hashable], made: Callable[[torch.Tensor], bool], but: Container[int] = ()

@@ -103,6 +103,18 @@ class Reshaped(nn.Sequential):
         return super().forward(x).reshape(8, 3)
 
 
+class Counted(nn.Sequential):
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__(*network())
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, input: torch.Tensor) -> Any:
+        self.calls += 1
+        return super().forward(input)
+
+
 class Averaged(nn.Module):
     """Keeps a running average of its features in a buffer, and a table that each call writes alike."""
 
@@ -149,6 +161,7 @@ def noisy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Values:
         (mean, lambda: Reshaped(*network()), r"does not compute pieces of 4 of the 8 rows: .*x.shape\[0\]"),
         (mean, lambda: nn.Sequential(nn.BatchNorm1d(6), *network()), "but 0 normalises by the statistics of a batch"),
         (mean, lambda: Averaged(0.1), "forward writes into average, and 2 calls for pieces"),
+        (mean, Counted, "forward writes into calls, and 2 calls for pieces"),
     ],
 )
 def test_a_step_that_pieces_would_change_is_refused_before_it_runs(of, make, message):
