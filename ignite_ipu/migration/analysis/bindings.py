@@ -84,15 +84,10 @@ class Bindings:
 
     @cached_property
     def _set_by_name(self) -> List[object]:
-        """The names of attributes that code sets by them, as by `setattr` and `vars(x)[name]`; Ellipsis for unknown."""
+        """The names of attributes that code sets by them, as by `setattr`; Ellipsis for unknown ones."""
         calls = [*self._file.calls("setattr"), *self._file.method_calls("__setattr__")]
         # `object.__setattr__` is called with the object first, the method of an object without it.
-        found = [constant(call.args[-2]) if len(call.args) > 1 else ... for call, _ in calls]
-        return found + [key for owner, key in self.element_writes if self._is_namespace(owner)]
-
-    def _is_namespace(self, node: ast.expr) -> bool:
-        """Return whether an expression is the dictionary of an object's attributes."""
-        return self._file.names.called(node) == "vars" or getattr(node, "attr", None) == "__dict__"
+        return [constant(call.args[-2]) if len(call.args) > 1 else ... for call, _ in calls]
 
     @cached_property
     def element_writes(self) -> List[Tuple[ast.expr, object]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import weakref
 from functools import cached_property
-from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Union
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 from ignite_ipu.migration.analysis.bindings import DEFINITIONS, Bindings
 from ignite_ipu.migration.analysis.kinds import Function, default_of, device_test, parameters_of
@@ -130,6 +130,16 @@ class Settings:
             self.finding_changes = False
         return found
 
+    def stores(self, attribute: str) -> int:
+        """Return how often code assigns an attribute of a name, of whichever object, or an element of that name."""
+        changed = () if self.finding_changes else self._changes.items()
+        dictionaries = (keys for node, keys in changed if self._has_attributes(node))
+        return self.bindings.stores(attribute) + sum(attribute in keys or ... in keys for keys in dictionaries)
+
+    def _has_attributes(self, node: ast.AST) -> bool:
+        """Return whether an expression is the dictionary of an object's attributes."""
+        return self.file.names.called(node) == "vars" or getattr(node, "attr", None) == "__dict__"
+
     def changes(self, dictionary: ast.expr, key: object) -> bool:
         """Return whether code may change an element of a dictionary that the file writes out."""
         if self.finding_changes:
@@ -159,6 +169,8 @@ class _Search:
     def __init__(self, settings: Settings, model: Optional[Model], owner: str) -> None:
         self._settings, self._file = settings, settings.file
         self._model, self._owner = model, owner
+        # Parameters whose values are being searched: a function may pass its own on to itself.
+        self._searched: Set[Tuple[Function, str]] = set()
 
     def behind(self, node: ast.expr, depth: int) -> Expressions:
         if depth > _DEEPEST:
@@ -225,18 +237,23 @@ class _Search:
         known = not bound and not function.decorator_list and self._settings.bindings.is_only_called(called)
         # A change of a parameter may be one of each object that the function is given.
         given = self._file.given(function, name) if known or self._settings.finding_changes else []
+        if not given or (function, name) in self._searched:
+            yield None  # a file that imports the function may call it with any
+            return
+        found: List[Optional[ast.expr]] = []
+        self._searched.add((function, name))
         for each in given:
             value = default_of(function, name) if each is None else each
-            if value is None:
-                yield None
-            else:
-                yield from self.behind(value, depth)
-        if not given:
-            yield None  # a file that imports the function may call it with any
+            found += [None] if value is None else self.behind(value, depth)
+        self._searched.discard((function, name))
+        yield from found
 
     def _attribute(self, node: ast.expr, owner: ast.expr, name: str, depth: int) -> Expressions:
         """Yield the expressions behind an attribute of an object."""
-        stores = self._settings.bindings.stores(name)
+        if name == "__dict__":
+            yield node
+            return
+        stores = self._settings.stores(name)
         if isinstance(owner, ast.Name) and owner.id == (self._owner or "self"):
             value = self._own(node, name)
             if value is None or stores > 1:

@@ -80,6 +80,21 @@ CASES = {
     "the last true value": ("kind = 'mean' and 'hinge'", "kind == 'hinge'", True),
     "a value of another type": ("n = 1", "n is True", False),
     "options as attributes that are updated": (PARSER.format(given="") + "vars(args).update(x)", "args.mixed", None),
+    "options as a dictionary that is updated": (
+        PARSER.format(given="") + "d = vars(args)\nd.update(x)",
+        "args.mixed",
+        None,
+    ),
+    "an element of options as a dictionary": (
+        PARSER.format(given="") + "d = vars(args)\nd['mixed'] = 0",
+        "d['mixed']",
+        None,
+    ),
+    "options that a function updates": (
+        PARSER.format(given="") + "def change(it):\n    it.update(x)\nchange(args.__dict__)",
+        "args.mixed",
+        None,
+    ),
     "one option as an element": (PARSER.format(given="") + "args.__dict__['layers'] = 3", "args.mixed", True),
     "options in another object": (PARSER.format(given="namespace=others"), "args.mixed", None),
     "a default of all options": (PARSER.format(given="").replace("er()", "er(argument_default=1)"), "args.mixed", None),
@@ -130,6 +145,11 @@ CASES = {
     "a name of an exception": ("on = True\ntry:\n    f()\nexcept ValueError as on:\n    pass", "on", None),
     "a parameter of a function around": ("on = True\ndef f(on):\n    def g():\n        {}\ng(x)", "on", None),
     "a parameter of a lambda": ("on = True\nf = lambda on: {}", "on", None),
+    "a parameter that a function passes on to itself": (
+        "def f(on):\n    {}\n    if x:\n" + "        f(on)\n" * 8 + "f(True)",
+        "on",
+        None,
+    ),
     "the name of other parameters": ("given = {'n': 1}\ndef f(**given):\n    {}", "given['n'] == 1", None),
     "an attribute that another method sets": (
         "class C:\n    on = False\n    def enable(self):\n        self.on = True\n    def step(self):\n        {}",
