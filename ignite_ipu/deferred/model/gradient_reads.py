@@ -18,7 +18,7 @@ from ignite_ipu.program.user_code import Line, current_line
 def read_gradient(update: FusedUpdate, parameter: torch.Tensor) -> Optional[torch.Tensor]:
     """Return the gradient of a parameter as PyTorch has it now, if any; the update runs for it if needed."""
     training, entry = update.training, _entry_of(update, parameter)
-    if update.loop.now.updates.may_leave and entry is not None and not (entry.used and has_returned(update)):
+    if update.loop.now.updates.may_leave and entry is not None and not (entry.used and _has_returned(update)):
         update.loop.now.updates.leave_device(f"Gradients are read at {current_line()}.")
         return update.loop.now.updates.gradients.of(parameter)
     if entry is not None and entry.losses:
@@ -51,17 +51,11 @@ def _entry_of(update: FusedUpdate, parameter: torch.Tensor) -> Optional[Entry]:
     return entry if entry is not None and entry.exists else None
 
 
-def has_returned(update: FusedUpdate) -> bool:
-    """Return whether the gradients that the device has brought back are those of the gradient book."""
-    awaits = update.early is not None and update.early.awaited
-    return update.training.gradients.available and not awaits
-
-
 def shows_used(update: FusedUpdate) -> bool:
     """Return whether the gradients that the last update used are there to be shown."""
     entries = update.gradients.entries
     used = any(entry.used is not None for entry in entries) and not losses_of(entries)
-    return used and has_returned(update)
+    return used and _has_returned(update)
 
 
 def show_host_gradients(update: FusedUpdate, line: Line) -> bool:
@@ -104,6 +98,12 @@ def shows_gradient(update: FusedUpdate, parameter: torch.Tensor) -> bool:
         return False
     if entry.losses:
         return update.training.reaches(parameter, entry.losses)
-    if entry.used is not None and has_returned(update):
+    if entry.used is not None and _has_returned(update):
         return id(parameter) in found.returned
     return id(parameter) in entry.given or update.training.reaches(parameter)
+
+
+def _has_returned(update: FusedUpdate) -> bool:
+    """Return whether the gradients that the device has brought back are those of the gradient book."""
+    awaits = update.early is not None and update.early.awaited
+    return update.training.gradients.available and not awaits
