@@ -418,14 +418,15 @@ def test_gradients_of_before_a_replacement_are_not_none(update: str) -> None:
     assert first.grad is None
 
 
-def test_weights_that_are_replaced_between_a_loss_and_its_update_are_refused() -> None:
-    """The device makes both together, with the previous ones."""
+@pytest.mark.parametrize("steps", [True, False])
+def test_weights_that_are_replaced_between_a_loss_and_its_update_are_refused(steps: bool) -> None:
+    """The device makes both together, with the previous ones: also after steady updates."""
     net, optimizer = prepared()
     train(net, optimizer, lambda net, number: None)
     F.cross_entropy(net(X), Y).backward()
     replace_weighted_layer(net)
     with pytest.raises(CaptureError, match=r"second\.weight, second\.bias of the model was replaced, added or removed"):
-        net(X)
+        optimizer.step() if steps else net(X)
 
 
 def remove_bias(net: Any) -> None:

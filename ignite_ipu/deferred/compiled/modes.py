@@ -108,9 +108,12 @@ class Modes:
         return None
 
     def are(self, then: ModesThen) -> bool:
-        """Return whether modules are in the modes of a moment, and the same parameters are trained."""
+        """Return whether modules are in the modes of a moment, and the same parameters are trained.
+
+        False also if tables of modules have changed since the last look at them: tensors may have been replaced.
+        """
         state = self._state
-        if state is None or state.training() != then.training:
+        if state is None or self._tables != CHANGES.count or state.training() != then.training:
             return False
         return (self._trained if self._looks == self._weights.detector.looks else self.trained()) == then.trained
 
