@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ignite_ipu import IPUConfig, backend, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.session.resolved import Resolved
 from tests.architecture import PACKAGES, ROOT, Climbs, circles, draw, imports, members, rooms
 
@@ -99,8 +101,10 @@ def test_no_other_class_has_many_members():
     assert wide <= WIDE
 
 
-def test_a_value_goes_down_through_the_floors_once(modules):
+def test_a_value_goes_down_through_the_floors_once(modules, monkeypatch):
     """Options, model and optimizer, from the arguments of a trainer and an evaluator to the executors."""
+    # Loops that other tests have left look at each registration of a module.
+    monkeypatch.setattr(REGISTRATIONS, "observers", weakref.WeakSet())
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     optimizer, options = torch.optim.Adam(model.parameters()), backend.poptorch().Options()
     climbs = Climbs(modules, type(options), Resolved, IPUConfig, type(model), type(optimizer))
