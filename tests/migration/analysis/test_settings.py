@@ -95,7 +95,7 @@ CASES = {
         "args.mixed",
         None,
     ),
-    "one option as an element": (PARSER.format(given="") + "args.__dict__['layers'] = 3", "args.mixed", True),
+    "one option as an element": (PARSER.format(given="") + "args.__dict__['layers'] = 3", "args.loss == 'hinge'", True),
     "options in another object": (PARSER.format(given="namespace=others"), "args.mixed", None),
     "a default of all options": (PARSER.format(given="").replace("er()", "er(argument_default=1)"), "args.mixed", None),
     "a dictionary in front of others": ("config = {'n': 1, **others}", "config['n'] == 1", None),
