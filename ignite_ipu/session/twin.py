@@ -91,20 +91,11 @@ class Twins:
             return [torch.Tensor.data_ptr(tensor) for tensor, _ in self._pairs]
 
 
-class TwinExecutor:
-    """An executor over the twins of a module's tensors; attributes that are not defined here are its own.
+class ExecutorAround:
+    """An executor over another one; attributes that a subclass does not define are those of the other."""
 
-    The weights of the host are the newest, but for the buffers that a call has written, until `fetch_buffers`.
-
-    Args:
-        twins: The twins.
-        wrap: Makes the executor.
-    """
-
-    def __init__(self, twins: Twins, wrap: Callable[[], Executor]) -> None:
-        self._twins = twins
-        with twins.in_place():
-            self._executor: Any = wrap()
+    def __init__(self, executor: Executor) -> None:
+        self._executor: Any = executor
         # Each call uses these.
         self.isAttachedToDevice = self._executor.isAttachedToDevice
         self.getAnchoredTensor = self._executor.getAnchoredTensor
@@ -123,6 +114,23 @@ class TwinExecutor:
     @rng_state.setter
     def rng_state(self, state: Any) -> None:
         self._executor.rng_state = state
+
+
+class TwinExecutor(ExecutorAround):
+    """An executor over the twins of a module's tensors; attributes that are not defined here are its own.
+
+    The weights of the host are the newest, but for the buffers that a call has written, until `fetch_buffers`.
+
+    Args:
+        twins: The twins.
+        wrap: Makes the executor.
+    """
+
+    def __init__(self, twins: Twins, wrap: Callable[[], Executor]) -> None:
+        self._twins = twins
+        with twins.in_place():
+            executor = wrap()
+        super().__init__(executor)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         self._in_place("compile", *args, **kwargs)
