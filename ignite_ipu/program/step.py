@@ -36,6 +36,7 @@ from ignite_ipu.program.forward.model_libraries import (
     without_checkpointing,
     without_generation_cache,
 )
+from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.forward.shown_buffers import ShownBuffers
 from ignite_ipu.program.forward.statistics import StatisticsWritten
@@ -238,7 +239,7 @@ class BatchStep(nn.Module):
         """Return those of some buffers of a module that a call on the host writes; None if it fails."""
         if not names:
             return []
-        inputs = first_micro_batch(leaves, micro_batches)
+        inputs, kept = first_micro_batch(leaves, micro_batches), ModuleAttributes(self)
         try:
             with draws_put_back(), self.on_host():
                 named = named_tensors(module, BUFFERS)
@@ -248,6 +249,8 @@ class BatchStep(nn.Module):
         except Exception as error:
             logger.info("%s cannot be called on the host: %s", type(self.model).__qualname__, error)
             return None
+        finally:
+            kept.put_back(always=True)
         running = statistics_in_training(self.model) if module is self.model else ()
         return [
             name

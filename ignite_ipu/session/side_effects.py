@@ -105,14 +105,13 @@ class SideEffects:
             OptionsError: There are some, and each replica would have its own.
         """
         step, resolved = self._step, self._resolved
-        kept = ModuleAttributes(step)
         names = step.written_integers(leaves, resolved.micro_batches)
-        kept.put_back(always=True)
         if names and several_ipus:
             raise SessionError(refusal_at(WHOLE, None, f"{type(step.model).__qualname__}.forward", listed(names)))
         if resolved.training and resolved.own_buffers:
             refuse_own_buffers(names, resolved.replicas)
-        buffers, known = named_tensors(step, BUFFERS), self._weights.integers
+        known = self._weights.integers
+        buffers = named_tensors(step, BUFFERS) if names or known else {}
         types = {name: dtype_of(buffers[name]) for name in names}
         lacked = [f"{name} of type {kind}" for name, kind in types.items() if kind not in CARRIED]
         if lacked:
@@ -150,9 +149,7 @@ class SideEffects:
             )
 
     def _find_buffers(self, step: BatchStep, leaves: Sequence[Any], micro_batches: int) -> Sequence[str]:
-        kept = ModuleAttributes(step.model)
         self._buffers[:] = [step.find_writes(leaves, micro_batches)]
-        kept.put_back(always=True)
         return self._buffers[0]
 
     def take(self, executor: Executor, outputs: Any, counted: Counted) -> Any:
