@@ -8,7 +8,7 @@ import functools
 import threading
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, runtime_checkable
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Tuple, runtime_checkable
 
 import torch
 from ignite.engine import Engine
@@ -19,7 +19,7 @@ from ignite_ipu.handlers.recovery.replay import Snapshot
 from ignite_ipu.optimizers.host_link import Link
 from ignite_ipu.program.module_tables import CHANGES
 from ignite_ipu.session.weights.held_tensors import HeldTensors
-from ignite_ipu.torch_names.modules import STATE_DICT_HOOKS, STATE_SAVING
+from ignite_ipu.torch_names.modules import STATE_DICT_HOOKS, STATE_SAVING, all_modules
 
 
 @runtime_checkable
@@ -106,10 +106,10 @@ class _Entries:
         self._places: Dict[str, int] = {}
         self._entries: Dict[str, Any] = {}
 
-    def read(self) -> Any:
+    def read(self) -> Tuple[Mapping[str, int], Mapping[str, Any]]:
         """Return the positions of entries in a snapshot, and the state dictionary with None for these entries."""
         if self._seen != CHANGES.count or any(self._hooks):
-            count, modules = CHANGES.count, list(self._model.modules())
+            count, modules = CHANGES.count, all_modules(self._model)
             places = self._places = self._held.positions(self._model)
             # With `keep_vars` nothing reads the weights, which the snapshot has: a read is checked for a write.
             with torch.no_grad():

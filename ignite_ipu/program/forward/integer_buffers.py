@@ -26,7 +26,13 @@ from ignite_ipu.errors import SessionError, listed
 from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, plain
 from ignite_ipu.program.traced_places import refusal_at
 from ignite_ipu.program.user_code import current_line
-from ignite_ipu.torch_names.modules import BUFFERS, NormWithStatistics, forward_pre_hooks_of
+from ignite_ipu.torch_names.modules import (
+    BUFFERS,
+    NormWithStatistics,
+    all_modules,
+    all_named_modules,
+    forward_pre_hooks_of,
+)
 
 _HALF = 2**16
 # These are exact in float32.
@@ -82,7 +88,7 @@ class IntegerBuffers:
         for each in self._carried:
             own.pop(each.carrier, None)
         self._carried.clear()
-        tables = [vars(module)[BUFFERS] for module in step.modules()]
+        tables = [vars(module)[BUFFERS] for module in all_modules(step)]
         buffers = named_tensors(step, BUFFERS)
         for name in (*written, *read):
             buffer = buffers[name]
@@ -171,7 +177,7 @@ def integer_buffers(module: nn.Module) -> List[str]:
     """Return the names of the buffers of integers and booleans that forward may write, without counters of batches."""
     return [
         f"{path}.{name}" if path else name
-        for path, each in module.named_modules()
+        for path, each in all_named_modules(module)
         for name, buffer in vars(each)[BUFFERS].items()
         if buffer is not None and not plain(buffer).is_floating_point()
         if not (isinstance(each, NormWithStatistics) or counts_on_host(each, name))
@@ -213,7 +219,7 @@ def _largest(values: torch.Tensor) -> int:
 def _blocks_refused(step: nn.Module, names: Sequence[str]) -> Iterator[None]:
     """Refuse blocks on several IPUs: a pipeline's first stage would read before its last one has written."""
     poptorch: Any = backend.poptorch()
-    modules = list(step.modules())
+    modules = all_modules(step)
     hooks = [hook for module in modules for hook in forward_pre_hooks_of(module).values()]
     opened: List[Any] = [hook for hook in hooks if type(hook).__module__.startswith(poptorch.__name__)]
     opened += [module for module in modules if type(module).__name__ == "LegacyBeginBlockFn"]

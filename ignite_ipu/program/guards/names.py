@@ -35,7 +35,14 @@ from ignite_ipu.program.guards.values import (
 )
 from ignite_ipu.program.tensors.raw import table_of
 from ignite_ipu.program.user_code import OURS, Owner, is_users_file, loaded_by, owner_of, read_by
-from ignite_ipu.torch_names.modules import BUFFERS, FORWARD_HOOKS, MODULES, PARAMETERS, attributes_of_modules
+from ignite_ipu.torch_names.modules import (
+    BUFFERS,
+    FORWARD_HOOKS,
+    MODULES,
+    PARAMETERS,
+    all_modules,
+    attributes_of_modules,
+)
 
 __all__ = ["Named"]
 
@@ -180,8 +187,9 @@ class Named:
         elif sort == "context":
             self._add(value.name, partial(_tried, value.get), value)
         elif sort == "network":
-            self._seen.update((id(module), module) for module in value.modules())
-            self._objects += [(path, module) for module in value.modules()]
+            modules = all_modules(value)
+            self._seen.update((id(module), module) for module in modules)
+            self._objects += [(path, module) for module in modules]
         elif sort == "module":
             if is_users_file(getattr(value, "__file__", None) or "<frozen>"):
                 self._objects.append((path, value))
