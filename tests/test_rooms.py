@@ -47,7 +47,6 @@ WIDE = {
     "pipeline.planning.plan.Plan",
     "poptorch_types.Options",
     "program.config.IPUConfig",
-    "program.step.BatchStep",
 }
 MOST_MEMBERS = 30
 DOCS = Path(__file__).parents[1] / "docs"

@@ -17,6 +17,7 @@ from ignite_ipu.engines.steps import IPUStep, Preparing
 from ignite_ipu.errors import BatchError, RowsError
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import Configuration, IPUConfig
+from ignite_ipu.program.guarded_trace import guarded
 from ignite_ipu.program.micro_batches import join
 from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.step import BatchStep, call_model, unchanged
@@ -53,7 +54,7 @@ class AveragesStep(BatchStep):
     def forward(self, *leaves: Any) -> Any:
         """Return the sums, shape `(1, len(averages))`, for the leaves of `(x, y, counted)`."""
         x, y, counted = self.layout.batch(leaves)
-        with self.guarded():
+        with guarded(self):
             y_pred = self.call_model(x)
             self.computed.mark()
             sums = []
@@ -66,7 +67,7 @@ class AveragesStep(BatchStep):
                         "F.cross_entropy(y_pred, y, reduction='none')."
                     )
                 sums.append((values.float() * counted).sum())
-            return self.with_writes(torch.stack(sums).unsqueeze(0))
+            return self.written.beside(torch.stack(sums).unsqueeze(0), self.model)
 
 
 class _Mean(Metric):

@@ -9,6 +9,7 @@ from typing import (
 
 from torch import nn
 
+from ignite_ipu.program.guarded_trace import guarded
 from ignite_ipu.program.step import BatchStep, call_model, check_output, unchanged
 
 
@@ -45,8 +46,8 @@ class EvaluationStep(BatchStep):
             OutputError: The predictions cannot come back from the device.
         """
         (x,) = self.layout.batch(leaves)
-        with self.guarded():
+        with guarded(self):
             y_pred = self.call_model(x)
             self.computed.mark()
             check_output(y_pred)
-            return self.with_writes(y_pred)
+            return self.written.beside(y_pred, self.model)

@@ -8,7 +8,8 @@ import torch
 
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.guards.retrace import OperatorRecorder
-from ignite_ipu.program.step import BatchStep, first_micro_batch
+from ignite_ipu.program.micro_batches import first_micro_batch
+from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.torch_names.tensors import version_of
@@ -38,7 +39,7 @@ class HostCall:
     def __call__(self, recorder: OperatorRecorder) -> Any:
         """Return the step's result, whose operators the recorder gets."""
         step = self._step
-        with step.on_host() as (variable, counters, buffers):
+        with step.host_weights.put_into(step) as (variable, counters, buffers):
             inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in self._kept]
             recorder.mark([*tensors_in(inputs), *variable])
             # Later calls are compared with the first one, operator by operator.

@@ -244,3 +244,8 @@ Signature = Tuple[Any, ...]
 def signature(structure: Any) -> Signature:
     """Return the shapes and types of the tensors in a structure."""
     return tuple([(tensor.shape, tensor.dtype) for tensor in tensors_in(structure)])
+
+
+def first_micro_batch(leaves: Sequence[Any], micro_batches: int) -> List[Any]:
+    """Return copies of the part of a call's arguments that its first micro-batch takes."""
+    return [leaf[: len(leaf) // micro_batches].clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]

@@ -15,8 +15,10 @@ from torch import nn
 
 from ignite_ipu.errors import LossError, logger
 from ignite_ipu.program.forward.randomness import draws_put_back
+from ignite_ipu.program.guarded_trace import guarded
 from ignite_ipu.program.guards.python_state import PythonState
-from ignite_ipu.program.step import BatchStep, call_model, check_output, describe_value, first_micro_batch, unchanged
+from ignite_ipu.program.micro_batches import first_micro_batch
+from ignite_ipu.program.step import BatchStep, call_model, check_output, describe_value, unchanged
 from ignite_ipu.program.tensors.rows import row_count
 from ignite_ipu.program.tensors.trees import map_tensors
 from ignite_ipu.torch_names.modules import NormWithStatistics
@@ -43,8 +45,6 @@ class TrainingStep(BatchStep):
         TypeError: `model` is no module, or `loss_fn` not callable.
     """
 
-    returns_writes = False
-
     def __init__(
         self,
         model: nn.Module,
@@ -56,7 +56,7 @@ class TrainingStep(BatchStep):
         half: bool = False,
         keep_modes: bool = False,
     ) -> None:
-        super().__init__(model, ("x", "y"), model_fn, model_transform, half)
+        super().__init__(model, ("x", "y"), model_fn, model_transform, half, returns_writes=False)
         if loss_fn is not None and not callable(loss_fn):
             raise TypeError(f"loss_fn is {loss_fn!r}; a function or module called with (y_pred, y) is needed.")
         # A loss that is a module becomes a child, so that its buffers and parameters move to the device.
@@ -103,7 +103,7 @@ class TrainingStep(BatchStep):
             OutputError: The predictions cannot come back from the device.
         """
         x, y = self.layout.batch(leaves)
-        with self.guarded(training=True) as traced:
+        with guarded(self, training=True) as traced:
             y_pred = self.call_model(x)
             if traced:
                 self.computed.keep()
@@ -111,7 +111,7 @@ class TrainingStep(BatchStep):
                 self.computed.mark()
             if self.predictions:
                 check_output(y_pred)
-            for stages in self._stages:
+            for stages in self.stages:
                 stages.begin_loss()
             loss = find_loss(y_pred) if self.loss_fn is None else self.loss_fn(y_pred, y)
             loss = _scalar(loss, traced)
@@ -129,7 +129,7 @@ class TrainingStep(BatchStep):
     def adds_up(self, leaves: Sequence[Any], micro_batches: int) -> bool:
         """Return whether the loss is a sum over samples: of each sample twice it is twice as large, on the host."""
         try:
-            with draws_put_back(), self.on_host():
+            with draws_put_back(), self.host_weights.put_into(self):
                 x, y = self.layout.batch(first_micro_batch(leaves, micro_batches))
                 rows = row_count((x, y))
                 y_pred = self.call_model(x)

@@ -99,7 +99,8 @@ def _ending(
     from ignite_ipu.deferred.compiled.joined_models import joined_in
     from ignite_ipu.pipeline import measure
     from ignite_ipu.program.geometry import BatchGeometry
-    from ignite_ipu.program.step import BatchStep, first_micro_batch
+    from ignite_ipu.program.micro_batches import first_micro_batch
+    from ignite_ipu.program.step import BatchStep
 
     if not isinstance(step, BatchStep):
         raise RunError(None, f"a {type(step).__qualname__} is wrapped by PopTorch itself, which is not planned")

@@ -18,7 +18,8 @@ from ignite_ipu.errors import OptionsError, logger
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.forward.randomness import draws_put_back
-from ignite_ipu.program.step import BatchStep, first_micro_batch
+from ignite_ipu.program.micro_batches import first_micro_batch
+from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.differentiated import differentiated
 from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, plain, requires_grad, shape_of
 from ignite_ipu.session.gradient_hooks import GradientHooks
@@ -134,7 +135,7 @@ def reached_parameters(step: BatchStep, leaves: Sequence[Any], micro_batches: in
         return set()
     kept = ModuleAttributes(step)
     try:
-        with draws_put_back(), step.on_host(), torch.enable_grad():
+        with draws_put_back(), step.host_weights.put_into(step), torch.enable_grad():
             tensors = named_tensors(step, PARAMETERS)
             watched = {id(tensors[name].requires_grad_()): name for name in trained}
             loss = step.loss_of(step(*first_micro_batch(leaves, micro_batches)))

@@ -60,7 +60,7 @@ def check_compiled(source: ProgramSource, trace: HostTrace, own_statistics: bool
         _check_own_statistics(source.resolved.replicas, trace.written)
     # The program has the value of the trace.
     read = source.step.shown.read
-    names = sorted(read.keys() & {*trace.written, *source.step.writes})
+    names = sorted(read.keys() & {*trace.written, *source.step.written.names})
     if names:
         detail = f"of the buffer {listed(names)}, which forward writes"
         raise SessionError(refusal_at(VALUE, read[names[0]].place, NO_FUNCTION, detail))

@@ -11,8 +11,9 @@ from ignite_ipu import backend
 from ignite_ipu.errors import OptionsError, PlanError, logger
 from ignite_ipu.pipeline.placing.placement import Placement, Planned, save_memory
 from ignite_ipu.poptorch_types import Options
+from ignite_ipu.program.micro_batches import first_micro_batch
 from ignite_ipu.program.options import is_simulated
-from ignite_ipu.program.step import BatchStep, first_micro_batch
+from ignite_ipu.program.step import BatchStep, opened
 from ignite_ipu.program.training_step import TrainingStep
 from ignite_ipu.session.resolved import Resolved
 
@@ -99,7 +100,7 @@ class Placing:
     def applied(self, step: BatchStep) -> Iterator[None]:
         """Have stages open their blocks in the model, and in front of the loss, while it compiles."""
         assert self.placement is not None
-        with self.placement.apply(step.model) as applied, step.staged(applied), self._alone(step):
+        with self.placement.apply(step.model) as applied, opened(step.stages, applied), self._alone(step):
             yield
 
     @contextmanager

@@ -60,7 +60,7 @@ class ModelProgram:
         self.step, self.resolved, self.kind, self.placing = step, resolved, kind, placing
         self.effects = SideEffects(step, resolved, weights)
         if kind.training:
-            step.set_direction(kind.maximizes)
+            step.maximizes = kind.maximizes
         self._source = ProgramSource(step, resolved, kind, weights, hooks, self.effects, placing, on_trace, type(step))
         self.state: State = Asked(self._source)
         self.stream: Optional[List[int]] = None

@@ -17,7 +17,8 @@ from ignite_ipu.program.forward.integer_buffers import CARRIED
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.forward.randomness import draw_from, draws_put_back, host_random_state
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
-from ignite_ipu.program.step import BatchStep, first_micro_batch
+from ignite_ipu.program.micro_batches import first_micro_batch
+from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, plain
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
 from ignite_ipu.program.traced_places import changes_in_every_call, refusal_at
@@ -62,7 +63,7 @@ class SideEffects:
             return result
 
         try:
-            with step.on_host(), DeviceDrawsUndone(tensors_in(inputs)) as depends:
+            with step.host_weights.put_into(step), DeviceDrawsUndone(tensors_in(inputs)) as depends:
                 known, assignments = named_tensors(step.model).keys(), Assignments(step.model)
                 found = set_once(step.model, call)
                 made = [
@@ -105,7 +106,7 @@ class SideEffects:
             OptionsError: There are some, and each replica would have its own.
         """
         step, resolved = self._step, self._resolved
-        names = step.written_integers(leaves, resolved.micro_batches)
+        names = step.written.integers(step, leaves, resolved.micro_batches)
         if names and several_ipus:
             raise SessionError(refusal_at(WHOLE, None, f"{type(step.model).__qualname__}.forward", listed(names)))
         if resolved.training and resolved.own_buffers:
@@ -149,7 +150,7 @@ class SideEffects:
             )
 
     def _find_buffers(self, step: BatchStep, leaves: Sequence[Any], micro_batches: int) -> Sequence[str]:
-        self._buffers[:] = [step.find_writes(leaves, micro_batches)]
+        self._buffers[:] = [step.written.find(step, leaves, micro_batches)]
         return self._buffers[0]
 
     def take(self, executor: Executor, outputs: Any, counted: Counted) -> Any:
@@ -157,7 +158,7 @@ class SideEffects:
 
         Batches are added to the `counted` counters.
         """
-        names = self._step.writes
+        names = self._step.written.names
         if names:
             outputs, *written = outputs
             buffers = named_tensors(self._step.model, BUFFERS)
@@ -172,7 +173,7 @@ class SideEffects:
     def find_attributes(self, leaves: Sequence[Any]) -> bool:
         """Have attributes kept that forward computes from weights alone; return whether there are any."""
         step, resolved = self._step, self._resolved
-        if step.keeps_attributes and not step.computed.is_searched:
+        if not step.computed.is_searched:
             self._search_attributes(step, first_micro_batch(leaves, resolved.micro_batches))
         found = bool(step.computed.places)
         if found and resolved.training:
@@ -184,7 +185,7 @@ class SideEffects:
         kept = ModuleAttributes(step.model)
         values: List[torch.Tensor] = []
         try:
-            with draws_put_back(), step.on_host(), WeightWriteGuard(step.model):
+            with draws_put_back(), step.host_weights.put_into(step), WeightWriteGuard(step.model):
                 call, assignments = functools.partial(step.forward, *inputs), Assignments(step.model)
                 values = step.computed.find(step.model, tensors_in(inputs), call, self._resolved.training)
                 assignments.find(lambda: tensors_in(call()), registers=False)
@@ -206,7 +207,7 @@ class SideEffects:
         if weights != self._computed_from:
             self._computed_from = weights
             inputs = first_micro_batch(leaves, resolved.micro_batches)
-            with draws_put_back(), step.on_host():
+            with draws_put_back(), step.host_weights.put_into(step):
                 values = step.computed.computed(step.model, functools.partial(step.forward, *inputs))
             step.computed.show(values)
 

@@ -226,7 +226,7 @@ class CapturedEvaluation:
             rows = tensors[0].shape[:1]
             same = all(tensor.shape[:1] == rows for tensor in (*tensors, *outputs))
             # Padding would count in the written values.
-            self._row_wise[program] = same and bool(rows) and not program.step.writes
+            self._row_wise[program] = same and bool(rows) and not program.step.written.names
             if self._row_wise[program]:
                 self._session.inference.filling.keep_sample(program, tensors)
         return outputs

@@ -17,7 +17,8 @@ from ignite_ipu.pipeline.placing.route import Route
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.forward.randomness import draws_put_back
-from ignite_ipu.program.step import BatchStep, first_micro_batch
+from ignite_ipu.program.micro_batches import first_micro_batch
+from ignite_ipu.program.step import BatchStep, opened
 from ignite_ipu.session.placement import Placing
 from ignite_ipu.session.resolved import Resolved
 
@@ -122,7 +123,7 @@ class CapturedPlacing(Placing):
         kept, micro_batches = ModuleAttributes(step.model), self._resolved.micro_batches
         inputs = first_micro_batch(leaves, micro_batches)
         try:
-            with draws_put_back(), step.on_host(), captured.on(route):
+            with draws_put_back(), step.host_weights.put_into(step), opened(step.stages, route):
                 route.explore(step.model, lambda: step.forward(*inputs))
         finally:
             kept.put_back(always=True)
@@ -140,8 +141,7 @@ class CapturedPlacing(Placing):
     def applied(self, step: BatchStep) -> Iterator[None]:
         """Have stages open their blocks while the program compiles."""
         assert self._route is not None
-        captured: ReadyStep = step  # type: ignore[assignment]
-        with self._alone(step), captured.on(self._route), self._route.applied(step.model):
+        with self._alone(step), opened(step.stages, self._route), self._route.applied(step.model):
             yield
 
     def _check_depth(self, placement: Placement) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from torch import nn
 from ignite_ipu.deferred.graph.step_graph import StepGraph
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.forward.randomness import draws_put_back
+from ignite_ipu.program.host_weights import HostWeights
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.torch_names.modules import DROPOUT, AnyBatchNorm
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
@@ -31,7 +32,8 @@ class WholeStep(Protocol):
 
     @property
     def model(self) -> nn.Module: ...
-    def on_host(self) -> ContextManager[Tuple[Any, Any, Sequence[Tuple[str, torch.Tensor]]]]: ...
+    @property
+    def host_weights(self) -> HostWeights: ...
     def compute(self, leaves: Sequence[Any]) -> Tuple[List[List[Any]], Any]: ...
 
 
@@ -186,7 +188,7 @@ class _Computed:
     def __init__(self, step: WholeStep, leaves: Sequence[torch.Tensor]) -> None:
         with DisableTorchFunctionSubclass():
             trained = [name for name, each in step.model.named_parameters() if requires_grad(each)]
-        with step.on_host() as (_, _, buffers), torch.enable_grad():
+        with step.host_weights.put_into(step) as (_, _, buffers), torch.enable_grad():
             before = [each.clone() for _, each in buffers]
             tensors: Dict[str, torch.Tensor] = dict(step.model.named_parameters())
             weights = [tensors[name].requires_grad_() for name in trained]
@@ -259,7 +261,7 @@ def _refuse_other_buffers(
     step: WholeStep, expected: Mapping[str, torch.Tensor], parts: Sequence[Sequence[torch.Tensor]]
 ) -> None:
     """Refuse a step whose calls write other values into buffers if they are made for pieces of a batch in turn."""
-    with step.on_host() as (_, _, buffers):
+    with step.host_weights.put_into(step) as (_, _, buffers):
         for part in parts:
             step.compute([leaf.clone() for leaf in part])
     other = [name.partition(".")[2] for name, each in buffers if not _close(each, expected[name])]

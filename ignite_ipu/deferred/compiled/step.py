@@ -11,7 +11,6 @@ from typing import (
     Dict,
     FrozenSet,
     Iterable,
-    Iterator,
     List,
     Mapping,
     Optional,
@@ -32,12 +31,15 @@ from ignite_ipu.deferred.graph.structure import Structure, flatten, is_flat, lea
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.assigned_buffers import assignments_written
 from ignite_ipu.program.forward.eager import EAGER
+from ignite_ipu.program.forward.half_precision import in_half
 from ignite_ipu.program.forward.integer_buffers import integer_buffers
 from ignite_ipu.program.forward.left_behind import LeftBehind, Place, called_beside, leave_all, put
+from ignite_ipu.program.guarded_trace import guarded
 from ignite_ipu.program.guards.python_state import named_by
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.strides import with_strides
 from ignite_ipu.program.user_code import Line
+from ignite_ipu.program.written_buffers import WrittenBuffers
 
 
 class Stages(Protocol):
@@ -52,26 +54,15 @@ class Stages(Protocol):
 class ReadyStep(BatchStep):
     """A module whose inputs come ready for the device, and which leaves the user's modules in the modes they are in."""
 
-    keeps_attributes = False  # tensors that calls store for other code are results here
-
-    def __init__(self, model: nn.Module, half: bool) -> None:
-        super().__init__(model, ("inputs",), _no_call, _no_call, half)
-        # A list, because PopTorch traces a shallow copy of this module.
-        self._route: List[Stages] = []
+    def __init__(self, model: nn.Module, half: bool, returns_writes: bool = True) -> None:
+        super().__init__(model, ("inputs",), _no_call, _no_call, half, returns_writes)
+        # Tensors that calls store for other code are results here.
+        self.computed.is_searched = True
 
     @property
     def called(self) -> Sequence[str]:
         """Paths of the parts of the model that are called."""
         return ("",)
-
-    @contextlib.contextmanager
-    def on(self, route: Stages) -> Iterator[None]:
-        """Open stages as this runs in the `with` block."""
-        self._route.append(route)
-        try:
-            yield
-        finally:
-            self._route.clear()
 
     def arguments(self, *parts: Any, micro_batches: int) -> List[Any]:
         return list(parts[0])
@@ -88,13 +79,13 @@ class CapturedStep(ReadyStep):
     """The module compiled for a captured update: it returns the loss, and the values that are wanted on the host."""
 
     is_tried = True
-    returns_writes = False
 
     def __init__(
         self, model: nn.Module, update: CompiledUpdate, half: bool = False, differentiates: bool = False
     ) -> None:
-        super().__init__(model, half)
+        super().__init__(model, half, returns_writes=False)
         self.update = update
+        self.written = _WrittenByCalls(update, model, self.host_weights, returned=False)
         # The gradient of an input is that of a parameter of zeros which is added to it.
         self.offsets = nn.ParameterList()
         for position in update.graph.differentiated if differentiates else ():
@@ -103,19 +94,13 @@ class CapturedStep(ReadyStep):
 
     def forward(self, *leaves: Any) -> Any:
         """Return `(loss, *outputs)` for the inputs of a micro-batch; where there are no outputs, the loss itself."""
-        with EAGER, self.guarded(training=True), self.in_half():
+        with EAGER, guarded(self, training=True), in_half(self.half_products):
             results, total = self.compute(leaves)
         # PopTorch adds up the gradients of all processes, and DistributedDataParallel takes their mean.
         loss = self.marked_loss(total if self.update.processes == 1 else total / self.update.processes)
         if not self.update.outputs:
             return loss
         return (loss, *[results[operation][result] for operation, result in self.update.outputs])
-
-    def written_integers(self, leaves: Sequence[Any], micro_batches: int) -> List[str]:
-        """Return the names of the buffers of integers that the calls write."""
-        steps = self.update.graph.steps
-        written = {".".join(filter(None, ("model", step.part, name))) for step in steps for name in step.writes}
-        return [name for name in integer_buffers(self) if name in written] if written else []
 
     @property
     def called(self) -> Sequence[str]:
@@ -137,7 +122,7 @@ class CapturedStep(ReadyStep):
         numbers: List[Any] = list(update.numbers)
         for position, number in zip(sorted(update.variable), inputs[len(graph.inputs) :]):
             numbers[position] = number
-        results = _Computation(self.model, update, inputs, numbers).run(self._route)
+        results = _Computation(self.model, update, inputs, numbers).run(self.stages)
         total: Any = None
         for operation, result in graph.losses:
             loss = results[operation][result]
@@ -149,6 +134,19 @@ class CapturedStep(ReadyStep):
         """Return the loss of `(loss, *outputs)`, or the loss alone."""
         loss: torch.Tensor = output[0] if self.update.outputs else output
         return loss
+
+
+class _WrittenByCalls(WrittenBuffers):
+    """The buffers that the calls of a captured update write, by its graph."""
+
+    def __init__(self, update: CompiledUpdate, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._steps = update.graph.steps
+
+    def integers(self, step: nn.Module, leaves: Sequence[Any], micro_batches: int) -> List[str]:
+        """Return the names of the buffers of integers that the calls write."""
+        written = {".".join(filter(None, ("model", each.part, name))) for each in self._steps for name in each.writes}
+        return [name for name in integer_buffers(step) if name in written] if written else []
 
 
 class _Computation:
@@ -239,6 +237,20 @@ class _HostResults:
         return [with_strides(tensor.to(dtype), size, strides) for tensor, (size, strides, dtype) in pairs]
 
 
+class _WrittenByCall(WrittenBuffers):
+    """The buffers that a call writes; after a call on the host the trace finds its output and its stored tensors."""
+
+    def __init__(self, found: Tuple[List[Any], ...], *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._found = found
+
+    def find(self, step: nn.Module, leaves: Sequence[Any], micro_batches: int) -> Sequence[str]:
+        names = super().find(step, leaves, micro_batches)
+        for each in self._found:
+            each.clear()
+        return names
+
+
 class CalledStep(ReadyStep):
     """The module compiled to evaluate: one call of the model, with tensors of these shapes among its arguments.
 
@@ -264,6 +276,7 @@ class CalledStep(ReadyStep):
         # The structure of the returned tensors; a list, because PopTorch traces a shallow copy of this module.
         self._output: List[Structure] = []
         self._left: List[Place] = []
+        self.written = _WrittenByCall((self._output, self._left), model, self.host_weights, returned=True)
         self._on_host = _HostResults()
 
     def take(self, tensors: Sequence[torch.Tensor], show: Callable[[Any], Any]) -> Any:
@@ -277,8 +290,8 @@ class CalledStep(ReadyStep):
     def forward(self, *leaves: Any) -> Any:
         given = [leaf if shape else leaf.reshape(()) for leaf, shape in zip(leaves, self._shapes)]
         args, kwargs = unflatten(self._structure, given)
-        with EAGER, self.guarded(), ForwardGuard(), self.in_half():
-            for route in self._route:
+        with EAGER, guarded(self), ForwardGuard(), in_half(self.half_products):
+            for route in self.stages:
                 route.begin()
             held, buffers = HeldBuffers(self.model), dict(self.model.named_buffers())
             with assignments_written(self.model):
@@ -286,7 +299,7 @@ class CalledStep(ReadyStep):
             held.check(buffers, dict(self.model.named_buffers()))
             tensors: List[Any] = []
             self._output[:] = [flatten(output, tensors)]
-            found = self.with_writes(tuple(tensors))
+            found = self.written.beside(tuple(tensors), self.model)
         if not backend.poptorch().isRunningOnIpu():
             self._on_host.shapes = [(tuple(tensor.shape), tensor.stride(), tensor.dtype) for tensor in tensors]
         if not tensors:
@@ -301,13 +314,6 @@ class CalledStep(ReadyStep):
         args, kwargs = unflatten(self._structure, found)
         with EAGER, assignments_written(model):
             return model(*args, **kwargs)
-
-    def find_writes(self, leaves: Sequence[Any], micro_batches: int) -> Sequence[str]:
-        """Return `writes`; where the call leaves tensors, the trace finds out."""
-        found = super().find_writes(leaves, micro_batches)
-        self._output.clear()
-        self._left.clear()
-        return found
 
     def _called(self, call: Callable[[], Any]) -> Any:
         """Return the result of a call and the tensors that it stores; the first call records their places."""

@@ -10,11 +10,13 @@ A model that is in half precision already (`model.half()`) is left alone.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Tuple
+import contextlib
+from typing import Any, Callable, ContextManager, Dict, Tuple
 
 import torch
 import torch.nn.functional as F
 
+from ignite_ipu import backend
 from ignite_ipu.program.function_mode import FunctionContext
 
 # Operation -> number of its first arguments that are activations; the others are weights and biases.
@@ -47,6 +49,11 @@ class HalfProducts(FunctionContext):
         if not any(new is not old for new, old in zip(halved, args)):
             return func(*args, **kwargs)
         return func(*halved, **kwargs).float()
+
+
+def in_half(wanted: bool) -> ContextManager[Any]:
+    """Return a context for operations in half precision on an IPU, if they are wanted."""
+    return HalfProducts() if wanted and backend.poptorch().isRunningOnIpu() else contextlib.nullcontext()
 
 
 def _half(value: Any) -> Any:
