@@ -55,6 +55,11 @@ WHOLE = Restriction(
     "to call on one IPU alone",
     "Make it a torch.float32 buffer; or count in the loop, and pass the number to the model as a tensor.",
 )
+SHARED = Restriction(
+    "{where} uses two tensors with memory in common, of which one changes. In PyTorch both change, and a device keeps "
+    "a copy of each",
+    "Make the view in forward (self.table[:1]) and keep the whole tensor alone; or copy the values (clone()).",
+)
 COUNTED = Restriction(
     "{where} averages statistics over all batches so far, whose number no compiled program reads",
     "Give it a momentum, a number, such as PyTorch's 0.1.",

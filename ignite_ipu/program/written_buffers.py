@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence
+import contextlib
+from typing import Any, ContextManager, List, Optional, Sequence
 
 import torch
 from torch import nn
@@ -46,7 +47,7 @@ class WrittenBuffers:
         if not self._is_known:
             floats = _writable_buffers(self._model) if self._returned else []
             integers = integer_buffers(self._model) if self._returned else []
-            written = self._written_on_host(step, self._model, [*floats, *integers], leaves, micro_batches)
+            written = self.on_host(step, self._model, [*floats, *integers], leaves, micro_batches)
             self.names, self._is_known = floats if written is None else written, True
         return self.names
 
@@ -59,7 +60,7 @@ class WrittenBuffers:
         if self._returned:
             written = {f"model.{name}" for name in self.find(step, leaves, micro_batches)}
             return [name for name in names if name in written]
-        return self._written_on_host(step, step, names, leaves, micro_batches) or []
+        return self.on_host(step, step, names, leaves, micro_batches) or []
 
     def beside(self, output: Any, model: nn.Module) -> Any:
         """Return an output, and the buffers that forward has written, each with one row per micro-batch."""
@@ -68,25 +69,34 @@ class WrittenBuffers:
         buffers = dict(model.named_buffers(remove_duplicate=False))
         return (output, *[buffers[name].reshape(1, *buffers[name].shape) for name in self.names])
 
-    def _written_on_host(
-        self, step: nn.Module, module: nn.Module, names: Sequence[str], leaves: Sequence[Any], micro_batches: int
+    def on_host(
+        self,
+        step: nn.Module,
+        module: nn.Module,
+        names: Sequence[str],
+        leaves: Sequence[Any],
+        micro_batches: int,
+        watched: Optional[ContextManager[Any]] = None,
     ) -> Optional[List[str]]:
-        """Return those of some buffers of a module that a call on the host writes; None if it fails."""
-        if not names:
+        """Return those of some buffers of a module that a call on the host writes; None if it fails.
+
+        The call is made within a context that has `watched` it then.
+        """
+        if not names and watched is None:
             return []
         inputs, kept = first_micro_batch(leaves, micro_batches), ModuleAttributes(step)
         try:
             with draws_put_back(), self._host_weights.put_into(step):
                 named = named_tensors(module, BUFFERS)
                 before = {name: (named[name], named[name].clone(), version_of(named[name])) for name in names}
-                with WeightWriteGuard(self._model):
+                with WeightWriteGuard(self._model), watched or contextlib.nullcontext():
                     step.forward(*inputs)
         except Exception as error:
             logger.info("%s cannot be called on the host: %s", type(self._model).__qualname__, error)
             return None
         finally:
             kept.put_back(always=True)
-        running = _statistics_in_training(self._model) if module is self._model else ()
+        running = _statistics_in_training(module)
         return [
             name
             for name, (now, then, version) in before.items()

@@ -25,6 +25,7 @@ from ignite_ipu.session.executables import ExportedProgram, PathLike
 from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.host_counters import counter_warnings_aside
 from ignite_ipu.session.program_source import ProgramSource
+from ignite_ipu.session.shared_memory import refuse_shared_writes
 
 
 class _NotCompiled:
@@ -81,6 +82,7 @@ class Asked(_NotCompiled):
     def wrap(self, leaves: Sequence[Any]) -> Wrapped:
         """Return the program wrapped by PopTorch, for the first batch."""
         source = self.source
+        refuse_shared_writes(source.step, leaves, source.resolved.micro_batches, source.kind.training)
         # Of layers on several IPUs attributes are not kept.
         computes = source.placing is None and source.effects.find_attributes(leaves)
         source.effects.carry_integers(leaves, several_ipus=source.placing is not None)

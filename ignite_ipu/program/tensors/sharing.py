@@ -1,14 +1,16 @@
-"""Search of the process for tensors by the memory that they have."""
+"""Tensors with memory in common, and a search of the process for those that have some memory."""
 
 from __future__ import annotations
 
 import gc
 from itertools import compress
-from typing import Callable, Container, List
+from typing import Callable, Container, Iterable, Iterator, List, Tuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
+from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 # Attributes of a weight that is on a device would download it.
@@ -37,3 +39,51 @@ def tensors_at(addresses: Container[int], but: Container[int]) -> List[torch.Ten
     tensors = compress(objects, map(kinds.__contains__, map(type, objects)))
     with DisableTorchFunctionSubclass():
         return [each for each in tensors if id(each) not in but and address_of(each) in addresses]
+
+
+def overlapping(named: Iterable[Tuple[str, torch.Tensor]]) -> Iterator[Tuple[str, str]]:
+    """Yield the names of tensors that have elements in common, by pairs; the one whose memory begins later is first.
+
+    A tensor under several names is one tensor.
+    """
+    places: List[Tuple[int, int, str, torch.Tensor]] = []
+    for name, tensor in {id(tensor): (name, tensor) for name, tensor in named}.values():
+        memory = plain(tensor)
+        if is_lazy(tensor) or memory.layout is not torch.strided or not memory.numel() or not memory.data_ptr():
+            continue
+        start = memory.data_ptr()
+        places.append((start, start + _bytes_between(memory), name, memory))
+    places.sort(key=lambda place: place[:3])
+    before: List[Tuple[int, int, str, torch.Tensor]] = []
+    for place in places:
+        before = [other for other in before if place[0] < other[1]]
+        for other in before:
+            if _have_common_elements(place[3], other[3]):
+                yield place[2], other[2]
+        before.append(place)
+
+
+def _bytes_between(memory: torch.Tensor) -> int:
+    """Return the number of bytes from the first element of a tensor to the end of its last one."""
+    if memory.is_contiguous():
+        return memory.numel() * memory.element_size()
+    steps = sum((size - 1) * stride for size, stride in zip(memory.shape, memory.stride()))
+    return (steps + 1) * memory.element_size()
+
+
+def _have_common_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether tensors that lie across each other have bytes in common; columns of a table have none."""
+    if all(each.numel() * each.element_size() == _bytes_between(each) for each in (one, other)):
+        return True
+    start = min(one.data_ptr(), other.data_ptr())
+    end = max(each.data_ptr() + _bytes_between(each) for each in (one, other))
+    used = torch.zeros(end - start, dtype=torch.bool)
+
+    def bytes_of(each: torch.Tensor) -> torch.Tensor:
+        size = each.element_size()
+        return used.as_strided(
+            (*each.shape, size), (*[stride * size for stride in each.stride()], 1), each.data_ptr() - start
+        )
+
+    bytes_of(one).fill_(True)
+    return bool(bytes_of(other).any())
