@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.poptorch_types import Executor
-from ignite_ipu.program.module_tables import replace_for_a_while
+from ignite_ipu.program.module_tables import CHANGES, follow_tables, replace_for_a_while
 from ignite_ipu.program.tensors.raw import plain, requires_grad
 from ignite_ipu.session.weights.aliases import mark_own
 from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS
@@ -31,6 +31,7 @@ class Twins:
     """
 
     def __init__(self, module: nn.Module) -> None:
+        follow_tables(module.modules())
         self._tables: List[Tuple[Dict[str, Any], Dict[str, torch.Tensor]]] = []
         self._pairs: List[Tuple[torch.Tensor, torch.Tensor]] = []
         twins: Dict[int, torch.Tensor] = {}
@@ -60,15 +61,16 @@ class Twins:
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Have the twins in the module in the `with` block, and after it the tensors that it had before."""
-        before = [(tensors, dict(tensors)) for tensors, _ in self._tables]
+        changes, before = CHANGES.count, [(tensors, dict(tensors)) for tensors, _ in self._tables]
         replace_for_a_while(self._tables)
         try:
             yield
         finally:
-            # A loop may stand at a name, as in `for parameter in model.parameters()`: the names stay where they are.
-            for tensors, then in before:
-                for name in [name for name in tensors if name not in then]:
-                    del tensors[name]
+            if changes != CHANGES.count:
+                # A loop may stand at a name, as in `for parameter in model.parameters()`: the names stay there.
+                for tensors, then in before:
+                    for name in [name for name in tensors if name not in then]:
+                        del tensors[name]
             replace_for_a_while(before)
 
     def follow(self) -> None:

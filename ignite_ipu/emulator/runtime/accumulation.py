@@ -34,7 +34,8 @@ class Accumulation:
     def add(self, gradients: Tuple[torch.Tensor, ...]) -> None:
         """Add one micro-batch's gradients."""
         if self._converts:
-            gradients = tuple(self._converted(gradient) for gradient in gradients)
+            own = self._accum_type
+            gradients = tuple([each if each.dtype is own else self._converted(each) for each in gradients])
         self._added += 1
         if not self._sums:
             self._sums = self._separate(gradients)
@@ -57,7 +58,7 @@ class Accumulation:
         self._sums, self._added = [], 0
 
     def _converted(self, gradient: torch.Tensor) -> torch.Tensor:
-        if gradient.dtype is self._accum_type or self._accum_type is not torch.float16:
+        if self._accum_type is not torch.float16:
             return gradient.to(self._accum_type)
         half = torch.empty_like(gradient, dtype=torch.float16)
         self._store([half], [gradient])

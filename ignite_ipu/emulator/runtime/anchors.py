@@ -29,7 +29,10 @@ class Anchors:
         self._names = {short: long_name for short, (long_name, *_) in dict(options("anchored_tensors")).items()}
         self._has_loss_scaling = training and loss_scaling.enabled(options)
         self.of_graph = [name for name in self._names.values() if not self._comes_from_update(name)]
-        self.gradients = [name[len(_GRADIENT) :] for name in self._names.values() if name.startswith(_GRADIENT)]
+        gradients = {short: name for short, name in self._names.items() if name.startswith(_GRADIENT)}
+        self.gradients = [name[len(_GRADIENT) :] for name in gradients.values()]
+        self._gradients = list(gradients)
+        self._others = {short: name for short, name in self._names.items() if short not in gradients}
 
     def check(self, updated: Sequence[str]) -> None:
         """Refuse gradients and updated weights of other parameters than those that updates change."""
@@ -56,12 +59,9 @@ class Anchors:
             executable: The program on its device.
             step: Its training step.
         """
-        found: Dict[str, torch.Tensor] = {}
-        gradients = iter(outputs[len(outputs) - len(self.gradients) :])
-        for short, name in self._names.items():
-            if name.startswith(_GRADIENT):
-                found[short] = next(gradients)
-            elif not self._comes_from_update(name):
+        found = dict(zip(self._gradients, outputs[len(outputs) - len(self._gradients) :]))
+        for short, name in self._others.items():
+            if not self._comes_from_update(name):
                 found[short] = outputs[extras[name]].clone()
             elif name.startswith(_UPDATED):
                 assert executable is not None

@@ -14,6 +14,8 @@ from ignite_ipu.emulator.popdist.replicas import Replicas
 from ignite_ipu.emulator.trace.isolation import Turn
 from ignite_ipu.emulator.trace.number_formats import narrow
 from ignite_ipu.emulator.values.replica_groups import ReplicaGroups
+from ignite_ipu.torch_names import lists
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 Tensors = Sequence[torch.Tensor]
 Results = Tuple[torch.Tensor, ...]
@@ -183,16 +185,16 @@ class Executable:
         return self.grouped[name].to_host(value) if name in self.grouped else value
 
     def set_weights(self, values: Mapping[str, torch.Tensor]) -> None:
-        with torch.no_grad():
-            for name, value in values.items():
-                self.weights[name].copy_(self._from_host(name, value))
+        """Overwrite weights with the host's values, which may be tensors of wrapped models."""
+        with torch.no_grad(), DisableTorchFunctionSubclass():
+            given = [self._from_host(name, value) for name, value in values.items()]
+            _copy([self.weights[name] for name in values], given)
 
     def set_buffers(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite buffers with the host's values, in every replica."""
-        with torch.no_grad():
+        """Overwrite buffers with the host's values, likewise, in every replica."""
+        with torch.no_grad(), DisableTorchFunctionSubclass():
             for own in self.buffers:
-                for name, value in values.items():
-                    own[name].copy_(value)
+                _copy([own[name] for name in values], list(values.values()))
 
     def _kept(self, results: Results) -> Results:
         """Return one micro-batch's results; weights and buffers among them with their current values."""
@@ -212,6 +214,11 @@ class Executable:
         own = {name: self.grouped[name].group_of(replica) for name in self.grouped}
         weights = [leaves[own.get(name, 0)] for name, leaves in self.leaves.items()]
         return (*weights, *(self.buffers[replica][name] for name in self.graph.buffers), *self.graph.constants)
+
+
+def _copy(to: List[torch.Tensor], values: List[torch.Tensor]) -> None:
+    if to:  # PyTorch takes no empty lists
+        lists.copy_(to, values)
 
 
 def _device_copy(value: torch.Tensor) -> torch.Tensor:

@@ -33,7 +33,9 @@ class WeightCopies:
     def __init__(self, host: HostTensors, graph: Graph, training: bool, meter: Meter) -> None:
         self._host, self._training, self._meter = host, training, meter
         self._weights, self._buffers = graph.weights, graph.buffers
-        self._host_versions: Dict[str, int] = {}
+        self._names = [*self._weights, *self._buffers]
+        # The versions of these tensors of the host when they crossed last.
+        self._host_versions: List[int] = []
         # The same in lists, for a fast look in each call.
         self._crossed: Tuple[List[torch.Tensor], List[int]] = [], []
         self.edits_reported = False
@@ -47,9 +49,9 @@ class WeightCopies:
         return weights, dict(zip(self._buffers, all_plain([host.buffers[name] for name in self._buffers])))
 
     def upload(self, executable: Executable) -> None:
-        weights, buffers = self.host_values()
-        executable.set_weights(weights)
-        executable.set_buffers(buffers)
+        host = self._host
+        executable.set_weights({name: host.parameters[name] for name in self._weights})
+        executable.set_buffers({name: host.buffers[name] for name in self._buffers})
         self.count_upload(executable)
 
     def upload_buffers(self, executable: Optional[Executable], buffers: Mapping[str, torch.Tensor]) -> None:
@@ -61,7 +63,7 @@ class WeightCopies:
                 f"are. Its buffers are {list(self._buffers)}."
             )
         if executable is not None:
-            executable.set_buffers({name: plain(value) for name, value in buffers.items()})
+            executable.set_buffers(buffers)
             self._meter.add(weight_upload_bytes=size_of(map(plain, buffers.values())))
 
     def download(self, executable: Executable) -> None:
@@ -115,20 +117,20 @@ class WeightCopies:
 
     def _written(self) -> List[str]:
         """Return the names of the tensors that the host has written since they last crossed."""
-        now = self._versions()
-        return [name for name, count in self._host_versions.items() if now[name] != count]
+        triples = zip(self._names, self._host_versions, self._versions())
+        return [name for name, before, now in triples if now != before]
 
     def _note_crossing(self) -> None:
         """Record the host's tensors as the ones that the device has."""
         self._host_versions = self._versions()
         if not self._training:
             host = self._host.tensors()
-            tensors = [host[name] for name in self._host_versions if counted(host[name])]
+            tensors = [host[name] for name in self._names if counted(host[name])]
             self._crossed = tensors, counts(tensors)
 
-    def _versions(self) -> Dict[str, int]:
-        host, names = self._host.tensors(), (*self._weights, *self._buffers)
-        return dict(zip(names, versions([host[name] for name in names])))
+    def _versions(self) -> List[int]:
+        host = self._host.tensors()
+        return versions([host[name] for name in self._names])
 
 
 def size_of(tensors: Iterable[torch.Tensor]) -> int:

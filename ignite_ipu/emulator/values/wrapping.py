@@ -173,8 +173,11 @@ def versions(tensors: Sequence[torch.Tensor]) -> List[int]:
 
     Tensors that were made in inference mode are not counted: theirs is always 0.
     """
-    with DisableTorchFunctionSubclass():
-        return [0 if torch.Tensor.is_inference(each) else version_of(each) for each in tensors]
+    try:
+        return counts(tensors)
+    except RuntimeError:  # as of PyTorch, for a tensor that was made in inference mode
+        with DisableTorchFunctionSubclass():
+            return [0 if torch.Tensor.is_inference(each) else version_of(each) for each in tensors]
 
 
 def storage(tensor: torch.Tensor) -> torch.Tensor:
