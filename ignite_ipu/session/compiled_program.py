@@ -14,7 +14,7 @@ from ignite_ipu.program.forward.integer_buffers import counts_on_host
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.guards.python_state import PythonState
-from ignite_ipu.program.guards.retrace import Retrace
+from ignite_ipu.program.guards.retrace import MOST_CALLS, Retrace
 from ignite_ipu.program.module_state import modes_kept, modes_of
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import plain
@@ -60,7 +60,8 @@ class CompiledProgram:
         trace: Results of a call on the host.
 
     Attributes:
-        note_call: Counts a call of the program.
+        calls: Calls of the program since the last look for another result of its code.
+        is_due: Whether there is to be a look before the next call.
         buffers: The names and tensors of buffers that are constants of the program, with their values there.
     """
 
@@ -76,7 +77,8 @@ class CompiledProgram:
         self.source, self.executor, self.geometry, self.trace = source, executor, geometry, trace
         self._step, self._training = source.step, source.resolved.training
         self._python, self._changed = python, changed
-        self.note_call = trace.retrace.note_call
+        self.calls = self._looks = 0
+        self.is_due = False
         self._traced: List[Hashable] = self._python.values()
         self._traced_modes = modes_of(self._step)
         self._modes: List[bool] = []
@@ -148,6 +150,11 @@ class CompiledProgram:
             self._edits = edits
         return names
 
+    @property
+    def is_worth_a_look(self) -> bool:
+        """True if there were enough calls for a look that others ask for, however often: looks become rarer."""
+        return self.calls > min(self._looks, MOST_CALLS)
+
     def computed_otherwise(self) -> str:
         """Return in words the differences of a call on the host from the compiled one; empty for none.
 
@@ -156,6 +163,8 @@ class CompiledProgram:
         if self.changed_values() or self._is_behind:
             return ""
         kept = ModuleAttributes(self._step)
+        self.calls, self.is_due = 0, False
+        self._looks += 1
         with modes_kept(self._step, self._traced_modes):
             found = self.trace.retrace.again()
         kept.put_back(always=True)

@@ -349,7 +349,7 @@ class Inference:
         programs, executor = self.programs, self._loaded(program, leaves, x)
         programs.active = program
         programs.weights.to_inference(executor)
-        program.state.note_call()
+        program.state.calls += 1
         output = executor(*leaves)
         compiled = program.state
         if isinstance(compiled, CompiledProgram):

@@ -35,7 +35,12 @@ class _NotCompiled:
         source: The parts that it is made from.
         geometry: The arithmetic of calls of the program that was destroyed; None if there was none.
         executable: The file to take the program from instead of compiling it; None to compile.
+
+    Attributes:
+        calls: Of no use: the program is gone that was called.
     """
+
+    calls = 0
 
     def __init__(
         self,
@@ -48,9 +53,6 @@ class _NotCompiled:
     def set_modes(self) -> None:
         """Put the user's model in training or evaluation mode, as native steps do in every iteration."""
         self.source.step.train(self.source.resolved.training)
-
-    def note_call(self) -> None:
-        """Do nothing: the program is gone that was called."""
 
     def take(self, executable: ExportedProgram) -> None:
         """Load an executable in the place of the next compilation."""
@@ -169,7 +171,12 @@ class SetAside:
     Args:
         before: Its state before.
         lends: Whether the other program has the device's optimizer, which belongs to one executor at a time.
+
+    Attributes:
+        calls: Of no use: the program is not called.
     """
+
+    calls = 0
 
     def __init__(self, before: Union[Wrapped, CompiledProgram], lends: bool) -> None:
         self.before, self._lends = before, lends
@@ -196,9 +203,6 @@ class SetAside:
 
     def set_modes(self) -> None:
         self.before.set_modes()
-
-    def note_call(self) -> None:
-        """Do nothing: the program is not called."""
 
     def take(self, executable: ExportedProgram) -> None:
         self.before.take(executable)

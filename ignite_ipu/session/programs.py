@@ -247,16 +247,16 @@ class Programs:
         """
         for program in self:
             compiled = program.compiled
-            if compiled is not None and (always or compiled.trace.retrace.is_worth_it):
-                if compiled.trace.retrace.calls:
+            if compiled is not None and (always or compiled.is_worth_a_look):
+                if compiled.calls:
                     self.changes.look_again(program)
-                compiled.trace.retrace.is_due = True
+                compiled.is_due = True
 
     def look_again(self) -> None:
         """Trace modules a second time before the weights are read, unless that was recent."""
         for program in self:
             compiled = program.compiled
-            if compiled is not None and compiled.trace.retrace.is_worth_it:
+            if compiled is not None and compiled.is_worth_a_look:
                 self.changes.look_again(program)
 
     def _compile_again(self, program: ModelProgram) -> None:

@@ -10,6 +10,7 @@ from typing import Callable, Sequence, Set, Tuple
 from torch import nn
 
 from ignite_ipu.errors import SessionError, logger
+from ignite_ipu.program.guards.retrace import MOST_CALLS
 from ignite_ipu.program.module_state import NEVER
 from ignite_ipu.program.module_tables import CHANGES
 from ignite_ipu.session.compiled_program import CompiledProgram
@@ -87,7 +88,7 @@ class ModelChanges:
         changed = compiled.changed_buffers() if compiled.buffers else ()
         if changed:
             self._replace(program, changed, _BUFFERS_CHANGED)
-        elif compiled.trace.retrace.is_due:
+        elif compiled.is_due or compiled.calls >= MOST_CALLS:
             self.look_again(program)
 
     def look_again(self, program: ModelProgram) -> None:
@@ -98,7 +99,7 @@ class ModelChanges:
         if self._changes != self._weights.held.changes and any(self._replaced()):
             return
         compiled = program.compiled
-        calls = 0 if compiled is None else compiled.trace.retrace.calls
+        calls = 0 if compiled is None else compiled.calls
         found = "" if compiled is None else compiled.computed_otherwise()
         if not found:
             return

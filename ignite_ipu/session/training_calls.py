@@ -157,7 +157,7 @@ class TrainingCalls:
         assert program.kind.gradients is not None
         accumulate(program.kind.gradients, gradients)
         self._programs.active = program
-        program.state.note_call()
+        program.state.calls += 1
         return results
 
     def compile(self, x: Any, y: Any, call: Optional[BatchGeometry] = None) -> ModelProgram:
@@ -247,7 +247,9 @@ class TrainingCalls:
             return executor
         if link.push(executor):
             self._hooks.fire(IPUEvents.OPTIMIZER_SENT)
-        self._weights.to_training()
+        copy = self._weights.programs.training
+        if copy is not None and copy.stale:
+            self._weights.programs.upload(copy)
         return executor
 
     def note_updates(self, count: int) -> None:
@@ -255,4 +257,4 @@ class TrainingCalls:
         self._weights.trained()
         trained = self._programs.trainers.current or self._programs.trainers.required()
         trained.link.stepped(count)
-        trained.program.state.note_call()
+        trained.program.state.calls += 1

@@ -113,8 +113,6 @@ class Retrace:
         drawn_from: Random generators and iterators among its arguments.
 
     Attributes:
-        calls: Calls of the program since the last look.
-        is_due: True if there is to be a look before the next call.
         only_keeps: Whether the values that every call changes only get tensors of the call, as a list of results does.
     """
 
@@ -125,22 +123,10 @@ class Retrace:
         drawn_from: Sequence[Any] = (),
     ) -> None:
         self.result: Any = None
-        self.calls = self._looks = 0
-        self.is_due = False
         self._call, self._state_of, self._drawn_from = call, state_of, drawn_from
         # None if unknown.
         self._operations: Optional[List[Operation]] = None
         self.only_keeps = False
-
-    def note_call(self) -> None:
-        """Count a call of the program."""
-        self.calls += 1
-        self.is_due |= self.calls >= MOST_CALLS
-
-    @property
-    def is_worth_it(self) -> bool:
-        """True if there were enough calls for a look that others ask for, however often: looks become rarer."""
-        return self.calls > min(self._looks, MOST_CALLS)
 
     def begin(self, state: PythonState, once: bool = False, everywhere: bool = False) -> List[str]:
         """Record the operators; returns the names of values that every call changes or finds changed.
@@ -197,8 +183,6 @@ class Retrace:
 
     def again(self) -> str:
         """Return in words the differences from the compilation; empty for none."""
-        self.calls, self.is_due = 0, False
-        self._looks += 1
         if self._operations is None:
             return ""
         with draws_put_back():

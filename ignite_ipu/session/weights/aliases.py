@@ -41,17 +41,19 @@ class Aliases:
 
     Attributes:
         handed_out: Whether code may have got memory of weights since the last question.
+        found: The weights with tensors that shared their memory at the last one; without any, and if no memory was
+            handed out, there are none.
     """
 
     def __init__(self) -> None:
         self.handed_out = True  # before there was a device
-        self._found: List[Tuple[torch.Tensor, weakref.ref[torch.Tensor]]] = []
+        self.found: List[Tuple[torch.Tensor, weakref.ref[torch.Tensor]]] = []
         # By the id of a weight: the number of tensors that share its memory, hold it and are no Python objects.
         self._hidden: Dict[int, int] = {}
 
     def among(self, weights: Sequence[torch.Tensor]) -> Sequence[Tuple[torch.Tensor, torch.Tensor]]:
         """Return weights with tensors that share their memory: all at the first question, later at least one if any."""
-        if not (self.handed_out or self._found):
+        if not (self.handed_out or self.found):
             return ()
         alive = self._alive()
         if self.handed_out or not alive:
@@ -64,10 +66,10 @@ class Aliases:
         return alive
 
     def _alive(self) -> List[Tuple[torch.Tensor, torch.Tensor]]:
-        pairs = [(weight, alias()) for weight, alias in self._found]
+        pairs = [(weight, alias()) for weight, alias in self.found]
         alive = [(weight, alias) for weight, alias in pairs if alias is not None]
         if len(alive) != len(pairs):
-            self._found = [(weight, weakref.ref(alias)) for weight, alias in alive]
+            self.found = [(weight, weakref.ref(alias)) for weight, alias in alive]
         return alive
 
     def _with_more_sharers(self, weights: Sequence[torch.Tensor], alive: Mapping[int, int]) -> Dict[int, torch.Tensor]:
@@ -91,5 +93,5 @@ class Aliases:
         known = {*_OWN.keys(), *map(id, weights), *(id(alias) for _, alias in self._alive())}
         for each in tensors_at(shared, known):
             weight = shared[address_of(each)]
-            self._found.append((weight, weakref.ref(each)))
+            self.found.append((weight, weakref.ref(each)))
             self._hidden[id(weight)] = max(self._hidden.get(id(weight), 0) - 1, 0)

@@ -75,7 +75,9 @@ class Weights:
             accesses.read = False
         for copy in self.programs.inference:
             copy.stale = True
-        if accesses is not None and accesses.aliases.among(host.held.tensors):
+        aliases = None if accesses is None else accesses.aliases
+        if aliases is not None and (aliases.handed_out or aliases.found) and aliases.among(host.held.tensors):
+            assert accesses is not None
             host.warn_of_aliases()
             self.to_host()
             accesses.keep_aliased()
