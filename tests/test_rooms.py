@@ -43,7 +43,6 @@ ASKS_THE_EMULATOR = {
 WIDE = {
     "emulator.executor.executor.PoplarExecutor",
     "emulator.options.root.Options",
-    "emulator.trace.active.Trace",
     "pipeline.planning.plan.Plan",
     "poptorch_types.Options",
     "program.config.IPUConfig",

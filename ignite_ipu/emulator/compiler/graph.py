@@ -91,13 +91,15 @@ def build(
     loss_place = None if loss is None else place(_unchanged(capture, loss))
     extra_places = {name: place(_unchanged(capture, node)) for name, node in (extras or {}).items()}
 
-    taken = _taken(capture)
-    written = tuple(index for index, node in enumerate(taken) if capture.is_written(node))
+    taken = capture.placeholders.nodes()
+    written = tuple(index for index, node in enumerate(taken) if capture.writers.wrote(node))
     # A returned tensor has its value at the end of forward: later writes count, also those through a view.
     needed = _needed(capture, returned, stop=folded)
     constants = {node: value for node, value in folded.items() if node in needed}
     used.update((node.name, value) for node, value in constants.items())
-    copied = {node: value for node, value in capture.constant_values.items() if node in needed and node not in folded}
+    copied = {
+        node: value for node, value in capture.placeholders.constants.items() if node in needed and node not in folded
+    }
     arguments = [*taken, *constants, *copied]
     computed = needed - folded.keys()
     body = [node for node in capture.graph.nodes if node.op == "call_function" and node in computed]
@@ -107,9 +109,9 @@ def build(
         nodes=capture.graph,
         run=names["run"],
         source=source,
-        inputs=tuple(capture.inputs),
-        weights=tuple(capture.weights),
-        buffers=tuple(capture.buffers),
+        inputs=tuple(capture.placeholders.inputs),
+        weights=tuple(capture.placeholders.weights),
+        buffers=tuple(capture.placeholders.buffers),
         constants=(*constants.values(), *copied.values()),
         folded=used,
         structure=structure,
@@ -119,8 +121,10 @@ def build(
         loss_type=None if loss is None else loss.meta["dtype"],
         extras=extra_places,
         written=written,
-        written_inputs=tuple(index for index in written if index < len(capture.inputs)),
-        written_buffers=tuple(name for name, traced in capture.buffers.items() if capture.is_written(traced.origin)),
+        written_inputs=tuple(index for index in written if index < len(capture.placeholders.inputs)),
+        written_buffers=tuple(
+            name for name, traced in capture.placeholders.buffers.items() if capture.writers.wrote(traced.origin)
+        ),
         watches_gradients=capture.watches_gradients,
         between_replicas=capture.between_replicas,
         differentiated=() if loss is None else _differentiated(capture, loss),
@@ -129,7 +133,7 @@ def build(
 
 def _differentiated(capture: Capture, loss: fx.Node) -> Tuple[str, ...]:
     """Return the weights from which a differentiable path leads to the loss."""
-    names = {traced.origin: name for name, traced in capture.weights.items()}
+    names = {traced.origin: name for name, traced in capture.placeholders.weights.items()}
     found: Set[fx.Node] = set()
     pending = [loss]
     while pending:
@@ -145,11 +149,6 @@ def live(capture: Capture, structure: Any, losses: Iterable[fx.Node] = ()) -> Se
     """Return the nodes that the results of forward, a loss, or a written input or buffer need."""
     leaves_of = [leaf.node for leaf in flatten_tensors(structure) if isinstance(leaf, IpuTensor)]
     return _needed(capture, [*leaves_of, *losses])
-
-
-def _taken(capture: Capture) -> List[fx.Node]:
-    """Return the nodes of inputs, weights and buffers, in the order in which the graph takes them."""
-    return [traced.origin for own in (capture.inputs, capture.weights, capture.buffers) for traced in own.values()]
 
 
 def on_the_host(nodes: fx.Graph) -> List[fx.Node]:
@@ -170,8 +169,8 @@ def fold_constants(
     capture: Capture, also: Optional[Mapping[fx.Node, torch.Tensor]] = None
 ) -> Dict[fx.Node, torch.Tensor]:
     """Compute nodes once that depend on constants and `also` alone, draw no random number and are never written."""
-    constants = {**capture.constant_values, **(also or {})}
-    known: Dict[fx.Node, Any] = {node: value for node, value in constants.items() if not capture.is_written(node)}
+    constants = {**capture.placeholders.constants, **(also or {})}
+    known: Dict[fx.Node, Any] = {node: value for node, value in constants.items() if not capture.writers.wrote(node)}
     own_default = number_formats.by_default(capture.default_dtype)
     with torch.no_grad(), torch.random.fork_rng(devices=[]), own_default:
         for node in capture.graph.nodes:
@@ -181,12 +180,12 @@ def fold_constants(
                 or node.meta["writes"]
                 or node.meta["after"]
                 or any(source not in known for source in node.all_input_nodes)
-                or any(capture.is_written(value) for value in (node, *node.users))
+                or any(capture.writers.wrote(value) for value in (node, *node.users))
                 or getattr(node.target, "runs_every_time", False)
             ):
                 continue
             before = torch.random.get_rng_state()
-            kernel = node.target if node.meta.get("part") else half_precision.rounded(node, capture.is_written)
+            kernel = node.target if node.meta.get("part") else half_precision.rounded(node, capture.writers.wrote)
             value = kernel(*fx.map_arg(node.args, known.__getitem__), **fx.map_arg(node.kwargs, known.__getitem__))
             if torch.equal(before, torch.random.get_rng_state()):
                 known[node] = value
@@ -212,7 +211,10 @@ def _unchanged(capture: Capture, node: fx.Node) -> fx.Node:
 
     Weights and buffers have one value, the newest.
     """
-    if any(node is traced.origin for traced in (*capture.weights.values(), *capture.buffers.values())):
+    if any(
+        node is traced.origin
+        for traced in (*capture.placeholders.weights.values(), *capture.placeholders.buffers.values())
+    ):
         return node
     memory = node.meta["memory"]
     since = itertools.dropwhile(lambda other: other is not node, capture.graph.nodes)
@@ -228,7 +230,7 @@ def _unchanged(capture: Capture, node: fx.Node) -> fx.Node:
 def _needed(capture: Capture, returned: Collection[fx.Node], stop: Collection[fx.Node] = ()) -> Set[fx.Node]:
     """Return the nodes that the results need, or that write to memory in which values outlive forward."""
     nodes = capture.graph.nodes
-    kept = {node.meta.get("memory") for node in (*_taken(capture), *returned)}
+    kept = {node.meta.get("memory") for node in (*capture.placeholders.nodes(), *returned)}
     roots = [*returned, *(node for node in nodes if node.meta.get("writes", set()) & kept)]
     switches = (node for node in nodes if node.op == "call_function" and "operator" not in node.meta)
     return {*roots, *ancestors(roots, stop), *switches}
@@ -240,9 +242,9 @@ def _kernel_of(capture: Capture, node: fx.Node) -> Any:
     if "operator" not in node.meta or node.meta.get("part"):
         return kernel
     if capture.precision.stochastic_rounding:
-        kernel = stochastic_rounding.rounded(node, capture.is_written)
+        kernel = stochastic_rounding.rounded(node, capture.writers.wrote)
     else:
-        kernel = half_precision.rounded(node, capture.is_written)
+        kernel = half_precision.rounded(node, capture.writers.wrote)
     if capture.precision.floating_point_exceptions:
         kernel = number_formats.watched(node.meta["operator"], kernel)
     return kernel

@@ -325,7 +325,9 @@ def _put_back(added: Sequence[_Slot], capture: Capture, buffers: Mapping[str, to
 
     That is if it depends on constants and unchanging buffers alone; others are warned of.
     """
-    known = fold_constants(capture, {traced.origin: plain(buffers[name]) for name, traced in capture.buffers.items()})
+    known = fold_constants(
+        capture, {traced.origin: plain(buffers[name]) for name, traced in capture.placeholders.buffers.items()}
+    )
     for slot in added:
         value = known.get(slot.value.node)  # type: ignore[attr-defined]
         if value is None:

@@ -104,7 +104,7 @@ class Lookup:
 
     def _find(self, capture: Capture) -> Optional[Dict[fx.Node, torch.Tensor]]:
         try:
-            values = [tensor_digest(value) for value in capture.constant_values.values()]
+            values = [tensor_digest(value) for value in capture.placeholders.constants.values()]
             text = json.dumps([graph_text(capture.graph), values, *self.context, __version__, torch.__version__])
         except NoFingerprint as reason:
             logger.info("The executable is not cached: it depends on %s.", reason)

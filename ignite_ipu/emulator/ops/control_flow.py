@@ -173,7 +173,7 @@ class _BodyCapture(Capture):
         self.default_dtype = outer.default_dtype
         self._grad_mode = self.training = False
         # A host tensor means the same inside and outside, and tensors of the model count as such.
-        self._stand_ins = outer._stand_ins
+        self.tensors.stand_ins = outer.tensors.stand_ins
         self.warned, self.scope, self.autocast = outer.warned, outer.scope, outer.autocast
         self.checks, self.host_tensors = outer.checks, outer.host_tensors
         self.captured: Dict[int, Tuple[IpuTensor, IpuTensor]] = {}
@@ -190,7 +190,7 @@ class _BodyCapture(Capture):
         if id(tensor) not in self.captured:
             inner = self._placeholder(f"captured_{len(self.captured)}", tensor.meta, requires_grad=False)
             self.captured[id(tensor)] = (tensor, inner)
-            self.inputs[f"captured {len(self.captured)}"] = inner
+            self.placeholders.inputs[f"captured {len(self.captured)}"] = inner
         return self.captured[id(tensor)][1]
 
 
@@ -208,7 +208,7 @@ def _traced(what: str, body: Callable[..., Any], inputs: Sequence[torch.Tensor])
         if not isinstance(outputs, (list, tuple)) or not all(isinstance(each, torch.Tensor) for each in outputs):
             raise backend_error(f"{what}: the body must return a tensor or a list of tensors, got {result!r}.")
         traced: List[IpuTensor] = [inner.traced(each) for each in outputs]
-    modified = [outside for outside, inside in inner.captured.values() if inner.is_written(inside.origin)]
+    modified = [outside for outside, inside in inner.captured.values() if inner.writers.wrote(inside.origin)]
     if modified:
         raise backend_error(
             f"{what}: the body modifies a tensor from outside in place ({modified[0]!r}), which is not supported. "

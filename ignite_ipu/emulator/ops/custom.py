@@ -118,7 +118,7 @@ def custom_op(
             f"@ignite_ipu.emulator.register_custom_op({name!r}, {domain!r}, {domain_version}). "
             f"Registered are {sorted(_STAND_INS) or 'none'}."
         )
-    examples = [getattr(each, "meta", each) for each in map(trace.stood_in, example_outputs)]
+    examples = [getattr(each, "meta", each) for each in map(trace.tensors.of, example_outputs)]
     with trace.outside():
         expected = [(tuple(each.shape), each.dtype) for each in examples]
     of_replica = stand_in if joint is None else collectives.kernel_of(joint, attributes)

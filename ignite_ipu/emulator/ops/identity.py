@@ -199,7 +199,7 @@ def _marked(name: str, tensors: Any, mode: OverlapMode, check: Callable[..., Non
 
 def _mark(trace: Trace, name: str, mode: OverlapMode, check: Callable[..., None], tensor: torch.Tensor) -> torch.Tensor:
     node = trace.traced(tensor).node
-    if check is _check_input and node not in [traced.origin for traced in trace.inputs.values()]:
+    if check is _check_input and node not in [traced.origin for traced in trace.placeholders.inputs.values()]:
         raise backend_error(
             f"set_overlap_for_input was applied to {node.name}, which is not a tensor input to the model. Apply it to "
             "an argument of forward, before any other operation."

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import dataclasses
 import functools
 import threading
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, NoReturn, Optional, Set, Tuple, TypeVar
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NoReturn,
+    Optional,
+    Set,
+    Tuple,
+    TypeVar,
+)
 
 import torch
 from torch import fx, nn
@@ -143,6 +157,82 @@ def getIpuTensorId(x: torch.Tensor) -> int:
     return 1 + list(x.capture.graph.nodes).index(x.origin)
 
 
+@dataclasses.dataclass
+class Placeholders:
+    """The arguments of a graph, in this order, each by name."""
+
+    inputs: Dict[str, IpuTensor] = dataclasses.field(default_factory=dict)
+    weights: Dict[str, IpuTensor] = dataclasses.field(default_factory=dict)
+    buffers: Dict[str, IpuTensor] = dataclasses.field(default_factory=dict)
+    constants: Dict[fx.Node, torch.Tensor] = dataclasses.field(default_factory=dict)
+
+    def nodes(self) -> List[fx.Node]:
+        """Return the nodes of inputs, weights and buffers."""
+        return [traced.origin for own in (self.inputs, self.weights, self.buffers) for traced in own.values()]
+
+
+class TracedTensors:
+    """The traced tensors of a trace, and the tensors of the model that they stand for.
+
+    Attributes:
+        stand_ins: The traced tensor for each tensor of the model, by the latter's id.
+        by_meta: The traced tensor of each meta tensor, by the latter's id.
+    """
+
+    def __init__(self) -> None:
+        self.stand_ins: Dict[int, IpuTensor] = {}
+        self.by_meta: Dict[int, IpuTensor] = {}
+        self._kept: List[Any] = []  # ids are of living objects only while these keep them alive
+
+    def add(self, meta: torch.Tensor, node: fx.Node, capture: Trace) -> IpuTensor:
+        """Return a new traced tensor."""
+        self._kept.append(meta)
+        traced = self.by_meta[id(meta)] = IpuTensor(meta, node, capture)
+        return traced
+
+    def stand_in(self, traced: IpuTensor, tensor: torch.Tensor) -> IpuTensor:
+        """Let a traced tensor stand for a tensor of the model; returns the first."""
+        self.stand_ins[id(tensor)] = traced
+        self._kept.append(tensor)
+        return traced
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the traced tensor that stands for `tensor`, or `tensor` itself where there is none."""
+        return self.stand_ins.get(id(tensor), tensor)
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is on the IPU, or stands for one that is."""
+        return isinstance(self.of(tensor), IpuTensor)
+
+    def dtypes(self, value: Any) -> Set[torch.dtype]:
+        """Return the types of the traced tensors in `value`."""
+        found = (self.of(leaf) for leaf in leaves(value) if isinstance(leaf, torch.Tensor))
+        return {leaf.meta.dtype for leaf in found if isinstance(leaf, IpuTensor)}
+
+
+class Writers:
+    """The last operator that writes into each memory, by the memory's identity."""
+
+    def __init__(self) -> None:
+        self._last: Dict[int, fx.Node] = {}
+
+    def add(self, memories: Iterable[int], node: fx.Node) -> None:
+        """Have a node as the last writer of some memories."""
+        self._last.update(dict.fromkeys(memories, node))
+
+    def among(self, memories: Iterable[int]) -> List[fx.Node]:
+        """Return the last writers of some memories."""
+        return [self._last[memory] for memory in memories if memory in self._last]
+
+    def wrote(self, node: fx.Node) -> bool:
+        """Return whether some operator writes into the memory of the value that `node` produced."""
+        return node.meta.get("memory") in self._last
+
+    def vary(self, tensor: IpuTensor) -> bool:
+        """Return whether a traced tensor depends on more than constants: it is not computed while compiling."""
+        return may_vary(tensor.node) or any(map(may_vary, self.among([memory_of(tensor.meta)])))
+
+
 class Trace(TorchFunctionMode, abc.ABC):
     """Record of one forward's results so far; `Capture` makes it."""
 
@@ -160,11 +250,9 @@ class Trace(TorchFunctionMode, abc.ABC):
         self.between_replicas = False  # whether some operator exchanges values between replicas
         self.multi_conv: Any = None
         self.graph = fx.Graph()
-        # Placeholders by name, in the order in which the graph takes them.
-        self.inputs: Dict[str, IpuTensor] = {}
-        self.weights: Dict[str, IpuTensor] = {}
-        self.buffers: Dict[str, IpuTensor] = {}
-        self.constant_values: Dict[fx.Node, torch.Tensor] = {}
+        self.placeholders = Placeholders()
+        self.tensors = TracedTensors()
+        self.writers = Writers()
         self.trained: Dict[
             str, Tuple[fx.Node, torch.Tensor]
         ] = {}  # weights that forward has frozen, as they were before
@@ -174,10 +262,6 @@ class Trace(TorchFunctionMode, abc.ABC):
         self.warned: Dict[str, str] = {}  # the operator of each warning
         self.scope: List[str] = []  # the names that `NameScope` has open, innermost last
         self.location_excludes: Tuple[str, ...] = ()  # parts of the names of files that are not the user's code
-        self._stand_ins: Dict[int, IpuTensor] = {}
-        self._by_meta: Dict[int, IpuTensor] = {}
-        self._kept: List[Any] = []  # ids above are of living objects only while these keep them alive
-        self._writers: Dict[int, fx.Node] = {}
 
     @abc.abstractmethod
     def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
@@ -222,19 +306,6 @@ class Trace(TorchFunctionMode, abc.ABC):
         if node not in self.losses:
             self.losses.append(node)
 
-    def stood_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the traced tensor that stands for `tensor`, or `tensor` itself where there is none."""
-        return self._stand_ins.get(id(tensor), tensor)
-
-    def is_traced(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor is on the IPU, or stands for one that is."""
-        return isinstance(self.stood_in(tensor), IpuTensor)
-
-    def dtypes_of(self, value: Any) -> Set[torch.dtype]:
-        """Return the types of the traced tensors in `value`."""
-        found = (self.stood_in(leaf) for leaf in leaves(value) if isinstance(leaf, torch.Tensor))
-        return {leaf.meta.dtype for leaf in found if isinstance(leaf, IpuTensor)}
-
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
         """Run the `with` block as ordinary PyTorch, unseen by the trace."""
@@ -245,15 +316,6 @@ class Trace(TorchFunctionMode, abc.ABC):
             # A forward may enter inference mode itself, and set hooks.
             with isolation.inference_mode_left(), saved_tensor_hooks_left():
                 yield
-
-    def varies(self, tensor: IpuTensor) -> bool:
-        """Return whether a traced tensor depends on more than constants: it is not computed while compiling."""
-        last = self._writers.get(memory_of(tensor.meta))
-        return may_vary(tensor.node) or (last is not None and may_vary(last))
-
-    def is_written(self, node: fx.Node) -> bool:
-        """Return whether some operator writes into the memory of the value that `node` produced."""
-        return node.meta.get("memory") in self._writers
 
 
 def may_vary(node: fx.Node) -> bool:

@@ -165,14 +165,14 @@ class Autocast:
 
     def cast(self, capture: Trace, name: str, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         """Return the arguments of an operator with the casts of the policy recorded in `capture`."""
-        types = frozenset(dtype for dtype in capture.dtypes_of((args, kwargs)) if dtype in _CASTABLE)
+        types = frozenset(dtype for dtype in capture.tensors.dtypes((args, kwargs)) if dtype in _CASTABLE)
         modules = [module for module, _, _ in self.open if module is not None]
         wanted = self._policy.type_for(name, modules, types) if self._policy is not None and types else None
         if wanted is None or types == {wanted}:
             return args, kwargs
 
         def to_wanted(tensor: torch.Tensor) -> Any:
-            needs_cast = capture.dtypes_of(tensor) & set(_CASTABLE) - {wanted}
+            needs_cast = capture.tensors.dtypes(tensor) & set(_CASTABLE) - {wanted}
             return capture.record(TO, tensor, wanted) if needs_cast else tensor
 
         args, kwargs = map_tensors((args, kwargs), to_wanted)

@@ -127,7 +127,7 @@ def is_traced_by_parts(trace: Trace, func: Callable[..., Any], arguments: Any) -
     """Return whether the calls of `func` are to be traced, and not `func` itself."""
     if not isinstance(func, types.FunctionType) or func.__module__ not in _FUNCTIONAL:
         return False  # a tensor's methods take hooks, which are no part of the computation
-    if func in _WITH_LAYERS and len(trace.dtypes_of(arguments) & _MIXED) > 1:
+    if func in _WITH_LAYERS and len(trace.tensors.dtypes(arguments) & _MIXED) > 1:
         return True
     return any(callable(leaf) and not isinstance(leaf, _CALLABLE_VALUES) for leaf in leaves(arguments))
 
@@ -215,7 +215,7 @@ def _with_wide_indices(trace: Trace, name: str, args: Args, kwargs: Kwargs) -> T
     """Return an operator's arguments with int32 indices converted to the type that PyTorch's kernels take."""
 
     def widened(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and trace.is_traced(leaf):
+        if isinstance(leaf, torch.Tensor) and trace.tensors.has(leaf):
             traced = trace.traced(leaf)
             return trace.record(TO, traced, torch.int64) if traced.meta.dtype is torch.int32 else leaf
         return leaf
@@ -231,7 +231,7 @@ def _with_integers_alike(trace: Trace, name: str, args: Args, kwargs: Kwargs) ->
     dtype = trace.traced(target).meta.dtype
 
     def converted(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and trace.is_traced(leaf):
+        if isinstance(leaf, torch.Tensor) and trace.tensors.has(leaf):
             traced = trace.traced(leaf)
             if dtype in _INTEGERS and traced.meta.dtype in _INTEGERS and traced.meta.dtype is not dtype:
                 return trace.record(TO, traced, dtype)
@@ -266,7 +266,7 @@ def _with_host_bounds(trace: Trace, part: Any) -> Any:
     """Return a slice with the numbers that integer tensors of the host are as its bounds; anything else as it is."""
 
     def read(bound: Any) -> Any:
-        if not isinstance(bound, torch.Tensor) or trace.is_traced(bound):
+        if not isinstance(bound, torch.Tensor) or trace.tensors.has(bound):
             return bound
         with trace.outside():
             return int(bound) if not bound.is_floating_point() and bound.numel() == 1 else bound
@@ -330,7 +330,7 @@ def moved(capture: Trace, tensor: Any, args: Args, kwargs: Kwargs) -> Optional[A
 
 def copied(capture: Trace, tensor: Any) -> Any:
     """Return the source for filling a tensor on the IPU: one of the host's becomes a constant."""
-    if not isinstance(tensor, torch.Tensor) or capture.is_traced(tensor):
+    if not isinstance(tensor, torch.Tensor) or capture.tensors.has(tensor):
         return tensor
     if tensor.requires_grad:
         raise backend_error(

@@ -64,25 +64,27 @@ class Capture(Trace):
         self._grad_mode = True
 
     def add_input(self, name: str, tensor: torch.Tensor) -> IpuTensor:
-        self.inputs[name] = self._placeholder(f"input_{name}", tensor, requires_grad=False)
-        return self.inputs[name]
+        self.placeholders.inputs[name] = self._placeholder(f"input_{name}", tensor, requires_grad=False)
+        return self.placeholders.inputs[name]
 
     def add_weight(self, name: str, tensor: torch.Tensor, requires_grad: bool, shown: torch.Tensor) -> IpuTensor:
         """Return the traced stand-in for a parameter, shaped like `shown`; later uses of `tensor` mean the stand-in."""
-        self.weights[name] = self._stand_in(self._placeholder(name, shown, requires_grad), tensor)
-        mark_as_parameter(self.weights[name])
-        return self.weights[name]
+        self.placeholders.weights[name] = self.tensors.stand_in(self._placeholder(name, shown, requires_grad), tensor)
+        mark_as_parameter(self.placeholders.weights[name])
+        return self.placeholders.weights[name]
 
     def add_buffer(self, name: str, tensor: torch.Tensor) -> IpuTensor:
-        self.buffers[name] = self._stand_in(self._placeholder(name, tensor, requires_grad=False), tensor)
-        return self.buffers[name]
+        self.placeholders.buffers[name] = self.tensors.stand_in(
+            self._placeholder(name, tensor, requires_grad=False), tensor
+        )
+        return self.placeholders.buffers[name]
 
     def add_constant(self, tensor: torch.Tensor, name: str = "constant") -> IpuTensor:
         with self.outside():
             value = torch.Tensor.detach(tensor).to(number_formats.narrow(tensor.dtype)).clone()
-        traced = self._stand_in(self._placeholder(name, value, requires_grad=False), tensor)
+        traced = self.tensors.stand_in(self._placeholder(name, value, requires_grad=False), tensor)
         traced.node.meta["varies"] = False
-        self.constant_values[traced.origin] = value
+        self.placeholders.constants[traced.origin] = value
         return traced
 
     def _placeholder(self, name: str, tensor: torch.Tensor, requires_grad: bool) -> IpuTensor:
@@ -101,11 +103,6 @@ class Capture(Trace):
         if meta.numel() == 0:
             raise backend_error(f"Zero-sized tensors are unsupported: {node.name} has shape {tuple(meta.shape)}.")
         return self._traced(meta, node)
-
-    def _stand_in(self, traced: IpuTensor, tensor: torch.Tensor) -> IpuTensor:
-        self._stand_ins[id(tensor)] = traced
-        self._kept.append(tensor)
-        return traced
 
     @contextlib.contextmanager
     def tracing(self, training: bool) -> Iterator[None]:
@@ -134,7 +131,7 @@ class Capture(Trace):
             return repr(args[0])
         if name == "ipu":
             func, name, args, kwargs = TO, "to", (args[0], IPU), {}
-        if not any(isinstance(leaf, torch.Tensor) and self.is_traced(leaf) for leaf in leaves((args, kwargs))):
+        if not any(isinstance(leaf, torch.Tensor) and self.tensors.has(leaf) for leaf in leaves((args, kwargs))):
             placed = calls.put_on_ipu(self, func, name, args, kwargs)
             if placed is not None:
                 return placed
@@ -147,11 +144,11 @@ class Capture(Trace):
             self._set_requires_grad(args[0], name == "requires_grad_" and bool([*args[1:], *kwargs.values(), True][0]))
             return self.traced(args[0])
         if name in calls.MOVES:
-            answer = calls.moved(self, self.stood_in(args[0]), args[1:], kwargs)
+            answer = calls.moved(self, self.tensors.of(args[0]), args[1:], kwargs)
             if answer is not None:
                 return answer
         args, kwargs = calls.rewritten(self, name, args, kwargs)
-        if func in NORMALISATIONS and len(self.dtypes_of((args, kwargs)) & {torch.float16, torch.float32}) > 1:
+        if func in NORMALISATIONS and len(self.tensors.dtypes((args, kwargs)) & {torch.float16, torch.float32}) > 1:
             func = in_float(func)
         if func is torch.nn.functional.group_norm and self.precision.strided_groups:
             func = in_strided_groups(func)
@@ -188,7 +185,7 @@ class Capture(Trace):
             return result
         node = self._node(kernel, args, kwargs)
         reads = {memory_of(traced.meta) for traced in metas}
-        node.meta["after"] = [self._writers[key] for key in reads if key in self._writers]
+        node.meta["after"] = self.writers.among(reads)
         sources = (*node.all_input_nodes, *node.meta["after"])
         node.meta["varies"] = self.outer is not None or table.is_random(name) or any(map(may_vary, sources))
         node.meta["writes"] = {memory_of(traced.meta) for traced in written}
@@ -198,7 +195,7 @@ class Capture(Trace):
         needs_grad = any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in changed)
         node.meta["differentiable"] = needs_grad or not inferred
         operators.note(self, name, node, kinds)
-        self._writers.update(dict.fromkeys(node.meta["writes"], node))
+        self.writers.add(node.meta["writes"], node)
         return self._wrap(result, node)
 
     def _infer(self, kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], kinds: Set[str]) -> Any:
@@ -223,7 +220,7 @@ class Capture(Trace):
 
     def _wrap(self, result: Any, node: fx.Node) -> Any:
         if isinstance(result, torch.Tensor):
-            known = self._by_meta.get(id(result))
+            known = self.tensors.by_meta.get(id(result))
             if known is not None:
                 # An in-place operator returned its argument: from here on the node is that tensor's value.
                 known.node = node
@@ -243,11 +240,8 @@ class Capture(Trace):
         return result
 
     def _traced(self, meta: torch.Tensor, node: fx.Node) -> IpuTensor:
-        traced = IpuTensor(meta, node, self)
         _describe(node, meta)
-        self._by_meta[id(meta)] = traced
-        self._kept.append(meta)
-        return traced
+        return self.tensors.add(meta, node, self)
 
     def traced(self, value: Any) -> Any:
         if isinstance(value, IpuTensor):
@@ -255,7 +249,7 @@ class Capture(Trace):
                 value.capture.require_active()
             return value
         if isinstance(value, torch.Tensor):
-            known = self._stand_ins.get(id(value))
+            known = self.tensors.stand_ins.get(id(value))
             if known is not None:
                 return known
             with self.outside():
@@ -263,7 +257,7 @@ class Capture(Trace):
         return number_formats.narrow(value) if isinstance(value, torch.dtype) else frozen(value)
 
     def _property(self, func: Any, name: str, args: Tuple[Any, ...]) -> Any:
-        tensor = self.stood_in(args[0])
+        tensor = self.tensors.of(args[0])
         if not isinstance(tensor, IpuTensor):
             with self.outside():
                 return func(*args)
@@ -311,11 +305,11 @@ class Capture(Trace):
 
     def _weight_name(self, tensor: torch.Tensor) -> Optional[str]:
         traced = self.traced(tensor)
-        return next((name for name, weight in self.weights.items() if weight is traced), None)
+        return next((name for name, weight in self.placeholders.weights.items() if weight is traced), None)
 
     def _replace(self, tensor: IpuTensor, node: fx.Node, meta: torch.Tensor) -> None:
         tensor.node, tensor.meta = node, meta
-        self._by_meta[id(meta)] = tensor
+        self.tensors.by_meta[id(meta)] = tensor
 
     def _follow_grad_mode(self, enabled: bool) -> None:
         if enabled != self._grad_mode and self.training:

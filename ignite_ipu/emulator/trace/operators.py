@@ -119,7 +119,7 @@ class _Call:
 
     def varies(self) -> bool:
         """Return whether some argument is no constant of the program."""
-        return any(map(self.capture.varies, self.tensors()))
+        return any(map(self.capture.writers.vary, self.tensors()))
 
 
 def _found(call: _Call, loss: bool = False) -> Iterator[Tuple[table.Restriction, str]]:
@@ -290,7 +290,7 @@ def _partial_mask(call: _Call) -> bool:
 
 def _varies(call: _Call) -> bool:
     decisive = (call.get("offsets"), call.get("repeats"))
-    return any(isinstance(value, IpuTensor) and call.capture.varies(value) for value in decisive)
+    return any(isinstance(value, IpuTensor) and call.capture.writers.vary(value) for value in decisive)
 
 
 def _divisible(call: _Call, sizes: Any) -> bool:
@@ -346,7 +346,7 @@ def _slices_constant(call: _Call) -> bool:
     index = index if isinstance(index, tuple) else (index,)
     plain = all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in index)
     sliced = bool(index) or bool(_views(base))
-    return plain and sliced and isinstance(base, IpuTensor) and not call.capture.varies(base)
+    return plain and sliced and isinstance(base, IpuTensor) and not call.capture.writers.vary(base)
 
 
 def _repeated_subscript(call: _Call) -> bool:

@@ -157,7 +157,7 @@ class Survey(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         self.operators.setdefault(name_of(func), current_place())
-        known = set() if self.capture is None else set(self.capture.constant_values)
+        known = set() if self.capture is None else set(self.capture.placeholders.constants)
         try:
             result = func(*args, **kwargs)
         except (inspection.Error, LossError, inspection.DynamicOutputShape) as error:
@@ -209,7 +209,7 @@ class Survey(TorchFunctionMode):
         for value in leaves(result):
             if isinstance(value, IpuTensor) and value.node.op == "call_function":
                 self.nodes.setdefault(value.node.name, place)
-        constants = set(() if self.capture is None else self.capture.constant_values) - known
+        constants = set(() if self.capture is None else self.capture.placeholders.constants) - known
         for constant in constants:
             self.constants[constant.name] = place
             data = args[0] if args else kwargs.get("data")

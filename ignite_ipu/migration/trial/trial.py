@@ -255,7 +255,7 @@ def _differences(first: Trace, second: Trace) -> Iterator[Tuple[str, str]]:
 
     Traces that diverge are compared up to the point where they do.
     """
-    for (constant, one), other in zip(first.constant_values.items(), second.constant_values.values()):
+    for (constant, one), other in zip(first.placeholders.constants.items(), second.placeholders.constants.values()):
         if one.shape != other.shape or one.dtype != other.dtype:
             yield constant.name, f"a tensor of shape {tuple(one.shape)} and then of shape {tuple(other.shape)}"
         elif not torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)):
