@@ -123,21 +123,23 @@ class TrainingCalls:
         assert updates.source is not None
         optimizer = updates.source
 
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
         def closure() -> torch.Tensor:
             optimizer.zero_grad()
             results.append(compute())
             if updates.max_grad_norm is not None:
-                parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-                torch.nn.utils.clip_grad_norm_(parameters, updates.max_grad_norm)
+                torch.nn.utils.clip_grad_norm_(held, updates.max_grad_norm)
             loss: torch.Tensor = results[-1][-1]
             return loss
 
-        with HostStep(self._weights.detector) as step:
+        with HostStep(self._weights.detector, held) as step:
             if needs_closure(optimizer):
                 optimizer.step(step.as_before(closure))
             else:
                 step.as_before(closure)()
                 optimizer.step()
+        self._weights.notice_edits()  # while the gradients of the step are there
         self._programs.trainers.required().link.stepped(1)
         return results[0]
 

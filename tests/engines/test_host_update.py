@@ -10,6 +10,7 @@ from torch import nn
 from ignite_ipu import IPUConfig, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.errors import OptionsError
 from ignite_ipu.handlers import Gradients
+from tests.deferred.test_host_optimizers import ByData
 
 X = torch.randn(32, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(32) % 3
@@ -67,8 +68,9 @@ def assert_same(found, expected, **tolerances):
         lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=3),
         lambda parameters: torch.optim.NAdam(parameters, lr=0.01),
         lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, maximize=False),
+        ByData,
     ],
-    ids=["LBFGS", "NAdam", "SGD"],
+    ids=["LBFGS", "NAdam", "SGD", "ByData"],
 )
 def test_an_optimizer_steps_as_natively(make_optimizer):
     assert_same(trained(make_optimizer), eager(make_optimizer))

@@ -130,13 +130,15 @@ class WeightEdits:
             last = max([last, *[edit[unless_kept] for edit in edits if edit is not None]])
         return last
 
-    def ignore(self) -> None:
-        """Do not count current edits as the loop's."""
+    def ignore(self) -> Set[int]:
+        """Do not count current edits as the loop's, and return the ids of the tensors that were written."""
         self._weights.notice_edits()
         self._seen = self._weights.detector.edits
+        written = {id(tensor) for edited in self._found for tensor, _ in edited}
         self._found.clear()
         self._counted.clear()
         self.announced.clear()
+        return written
 
     def check(
         self, operations: Iterable[Operation], loop: CapturedLoop, what: str = "The update", unless_kept: bool = False

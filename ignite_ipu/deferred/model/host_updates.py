@@ -54,7 +54,7 @@ from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.data_parallel import Reducer
 from ignite_ipu.session.weights.edit_detector import HostStep
-from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 Closure = Callable[[], Any]
 
@@ -87,7 +87,7 @@ class HostGradients:
         """They are all on the host."""
 
     def zero_grad(self, module: nn.Module, set_to_none: bool) -> None:
-        with HostStep(self._loop.session.weights.detector, writes=False):
+        with HostStep(self._loop.session.weights.detector):
             nn.Module.zero_grad(module, set_to_none)
 
     def clip(self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float, given: Any) -> torch.Tensor:
@@ -316,19 +316,16 @@ class HostUpdates:
             self._loop.evaluations.before_weights_change()
         if self._loop.buffers.waiting:
             self._loop.buffers.before_weights_change()
-        before, max_norm = _versions(held), self._loop.setup.config.max_grad_norm
-        detector = self._loop.session.weights.detector
+        detector, max_norm = self._loop.session.weights.detector, self._loop.setup.config.max_grad_norm
 
         def note_changes() -> None:
-            nonlocal before
-            now, loop = _versions(held), self._loop.now  # a closure may have joined it with others
-            loop.updates.note_changes([id(each) for each, one, other in zip(held, before, now) if one != other])
-            before = now
+            loop = self._loop.now  # a closure may have joined it with others
             if loop.session.weights.detector is not detector:
-                loop.session.weights.detector.note_unwatched()
-            loop.edits.ignore()
+                loop.session.weights.detector.note_step(held, [None] * len(held))
+            written = loop.edits.ignore()
+            loop.updates.note_changes([key for key in map(id, held) if key in written])
 
-        with HostStep(detector) as step:
+        with HostStep(detector, held) as step:
 
             def wrapped(closure: Closure) -> Closure:
                 def call() -> Any:
@@ -345,8 +342,3 @@ class HostUpdates:
             yield wrapped
         note_changes()
         note_step(optimizer)
-
-
-def _versions(tensors: Sequence[torch.Tensor]) -> List[Any]:
-    with DisableTorchFunctionSubclass():
-        return list(zip(map(version_of, tensors), map(torch.Tensor.data_ptr, tensors)))

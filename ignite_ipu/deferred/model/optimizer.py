@@ -248,7 +248,7 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
     if on_host:
         with contextlib.ExitStack() as stack:
             for each in on_host:
-                stack.enter_context(HostStep(each.training.session.weights.detector, writes=False))
+                stack.enter_context(HostStep(each.training.session.weights.detector))
             type(self).zero_grad(self, set_to_none)
         return
     update = None if _are_apart(self) else captured_by(self)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
 from ignite_ipu.errors import LostEditError, listed
+from ignite_ipu.program.tensors.raw import gradient_of
 from ignite_ipu.session.hooks import Edited, SessionHooks
 from ignite_ipu.session.weights.access import AccessTracker, is_watched, unwatch_tensors, watch_tensors
 from ignite_ipu.session.weights.host_copy import HostCopy
@@ -45,6 +48,8 @@ class EditDetector:
         self.accesses: Optional[AccessTracker] = None
         self._silent: List[int] = []  # without training: positions of tensors whose writes go undetected
         self._lost: List[str] = []
+        # Of the steps on the host since the last look: the tensors that each held, and their gradients before it.
+        self._steps: List[Tuple[Sequence[torch.Tensor], Sequence[Optional[torch.Tensor]]]] = []
         self.counts = WriteCounts(self.tensors)
         self.host_steps = False
 
@@ -90,23 +95,23 @@ class EditDetector:
     def find(self) -> Optional[Edited]:
         """Return the tensors that were written since the last time, with their values before, if kept.
 
-        Looks at every tensor. The sequence is empty if tensors that nothing followed may have been written, and None
-        if no tensor was.
+        Looks at every tensor, and marks the current values as seen. The sequence is empty if tensors that nothing
+        followed may have been written, and None if no tensor was. The tensors of a step on the host count as written.
 
         Raises:
             LostEditError: A write went into memory that the newest weights have replaced.
         """
         self.looks += 1
-        written, accesses, programs = self.counts.written(), self.accesses, self._programs
-        edited = bool(written) or (accesses is not None and accesses.uncounted_write())
-        found = self._edited(written) if edited else ()
+        written, accesses, programs = self.counts.take(), self.accesses, self._programs
+        stepped = self._take_stepped(written) if self._steps else {}
+        edited = bool(written or stepped) or (accesses is not None and accesses.uncounted_write())
+        found = self._edited(written, stepped) if edited else ()
         if accesses is not None:
             accesses.forget()
         if programs.training is None and not self.host_steps and (programs.inference or self._hooks.follower.records):
             edited |= self.watch_parameters()
         if self._lost:
             names, self._lost = self._lost, []
-            self.counts.mark_seen()
             raise LostEditError(
                 f"{listed(names)} of the model was written through memory that it shares, while the newest weights "
                 "were on the device: the write is lost. Write into the parameter itself, or through a tensor of "
@@ -118,6 +123,15 @@ class EditDetector:
         """Note that tensors may have been written while nothing followed accesses to them."""
         if self.accesses is not None:
             self.accesses.any = True
+
+    def note_step(self, held: Sequence[torch.Tensor], gradients: Sequence[Optional[torch.Tensor]]) -> None:
+        """Note that a step on the host may have written the tensors that it holds, with their `gradients` before it.
+
+        PyTorch does not count writes through `parameter.data`, by which many optimizers make their updates. So each
+        tensor that has a gradient, or had one before, counts as written at the next look.
+        """
+        self._steps.append((held, gradients))
+        self.note_unwatched()
 
     def is_silently_edited(self) -> bool:
         """Return whether an undetectable write may have occurred: to a buffer, without a training program."""
@@ -151,10 +165,21 @@ class EditDetector:
             assert self.accesses is not None
             self.accesses.keep(tensor)
 
-    def _edited(self, written: Mapping[int, bool]) -> Edited:
+    def _take_stepped(self, written: Mapping[int, bool]) -> Dict[int, torch.Tensor]:
+        """Return by `id` the tensors that steps on the host may have written without a count."""
+        steps, self._steps = self._steps, []
+        known = set(map(id, self.tensors)).difference([id(self.tensors[position]) for position in written])
+        if not known:
+            return {}
+        pairs = [pair for step in steps for pair in zip(*step) if id(pair[0]) in known]
+        with DisableTorchFunctionSubclass():
+            return {id(each): each for each, before in pairs if before is not None or gradient_of(each) is not None}
+
+    def _edited(self, written: Mapping[int, bool], stepped: Mapping[int, torch.Tensor]) -> Edited:
         tensors, accesses = self.tensors, self.accesses
         self.counted = frozenset([id(tensors[position]) for position, is_counted in written.items() if is_counted])
         found = {id(tensor): tensor for tensor in [tensors[position] for position in written]}
+        found.update(stepped)
         if accesses is None:
             return [(tensor, None) for tensor in found.values()]
         found.update({id(tensor): tensor for tensor in accesses.written_uncounted()})
@@ -180,14 +205,15 @@ class WriteCounts:
         self._tensors = tensors
         self._seen = self.now(tensors)
 
-    def now(self, tensors: Sequence[torch.Tensor]) -> List[Tuple[int, int]]:
-        """Return the writes to each tensor so far, and its address: `tensor.data = other` is no write."""
+    def now(self, tensors: Sequence[torch.Tensor]) -> Tuple[List[int], List[int]]:
+        """Return the writes to tensors so far, and their addresses: `tensor.data = other` is no write."""
         with DisableTorchFunctionSubclass():
-            return list(zip(map(version_of, tensors), map(torch.Tensor.data_ptr, tensors)))
+            return list(map(version_of, tensors)), list(map(torch.Tensor.data_ptr, tensors))
 
     def include(self, new: Sequence[torch.Tensor]) -> None:
         """Include tensors that were added to the list."""
-        self._seen += self.now(new)
+        for seen, now in zip(self._seen, self.now(new)):
+            seen += now
 
     def mark_seen(self) -> None:
         """Mark the current values as seen, so that their writes do not count."""
@@ -197,15 +223,24 @@ class WriteCounts:
         """Return whether a tensor, or one of those at some positions, was written since."""
         if positions is None:
             return self.now(self._tensors) != self._seen
-        return self.now([self._tensors[each] for each in positions]) != [self._seen[each] for each in positions]
+        seen = tuple([side[position] for position in positions] for side in self._seen)
+        return self.now([self._tensors[position] for position in positions]) != seen
 
     def written(self) -> Dict[int, bool]:
         """Return the positions of tensors that were written since, with whether not only their address has changed."""
-        found = self.now(self._tensors)
-        if found == self._seen:
-            return {}
-        pairs = enumerate(zip(self._seen, found))
-        return {position: before[0] != now[0] for position, (before, now) in pairs if before != now}
+        return _differing(self._seen, self.now(self._tensors))
+
+    def take(self) -> Dict[int, bool]:
+        """Return the same, and mark the current values as seen."""
+        before, self._seen = self._seen, self.now(self._tensors)
+        return _differing(before, self._seen)
+
+
+def _differing(before: Tuple[List[int], List[int]], now: Tuple[List[int], List[int]]) -> Dict[int, bool]:
+    moved, counted = [
+        itertools.compress(itertools.count(), map(operator.ne, *pair)) for pair in zip(reversed(before), reversed(now))
+    ]
+    return {**dict.fromkeys(moved, False), **dict.fromkeys(counted, True)}
 
 
 class HostStep:
@@ -215,15 +250,18 @@ class HostStep:
 
     Args:
         detector: The detector of the parameters.
-        writes: Whether weights may be written.
+        held: The tensors that the step may write.
     """
 
-    def __init__(self, detector: EditDetector, writes: bool = True) -> None:
-        self._detector, self._writes = detector, writes
+    def __init__(self, detector: EditDetector, held: Sequence[torch.Tensor] = ()) -> None:
+        self._detector, self._held = detector, held
         self._watched: List[Tuple[torch.Tensor, Any]] = []
+        self._gradients: List[Optional[torch.Tensor]] = []
 
     def __enter__(self) -> HostStep:
         self._detector.host_steps = True
+        with DisableTorchFunctionSubclass():
+            self._gradients = list(map(gradient_of, self._held))
         # A closure may change the classes.
         tensors = self._detector.tensors
         kinds = {kind for kind in set(map(type, tensors)) if is_watched(kind) and issubclass(kind, nn.Parameter)}
@@ -236,8 +274,9 @@ class HostStep:
         self._detector.host_steps = False
         for tensor, tensor_class in self._watched:
             tensor.__class__ = tensor_class
-        if self._writes:
-            self._detector.note_unwatched()
+        if self._held:
+            self._detector.note_step(self._held, self._gradients)
+            self._gradients = []
 
     def as_before(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Return a closure of the step, in which parameters are watched."""

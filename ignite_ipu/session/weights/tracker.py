@@ -97,10 +97,13 @@ class Weights:
 
     def host_changed(self) -> None:
         """Remember that the host's weights were set, for example by `load_state_dict`: they are now the newest."""
+        self._note_host_changed()
+        self.detector.counts.mark_seen()
+
+    def _note_host_changed(self) -> None:
         self.host.is_stale = False
         self.detector.edits += 1
         self.programs.mark_stale()
-        self.detector.counts.mark_seen()
 
     def notice_edits(self) -> bool:
         """Find out whether the host's weights were written, and return it.
@@ -115,7 +118,7 @@ class Weights:
         found = detector.find()
         if found is None:
             return False
-        self.host_changed()
+        self._note_host_changed()
         self._hooks.follower.after_edits(found)
         return True
 
