@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from ignite_ipu.capabilities.traced import GRADIENT, NO_FUNCTION, REPLACED
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
 from ignite_ipu.deferred.graph.leaves import Shape
-from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen
+from ignite_ipu.deferred.graph.operations import CallSignature
 from ignite_ipu.deferred.graph.structure import (
     Structure,
     flatten,
@@ -139,10 +139,11 @@ class HostCall(NamedTuple):
     left: Sequence[Place]
     with_gradients: bool
 
-    def signature(
-        self, structure: Structure, leaves: Sequence[Any], modes: ModesThen, frozen: bool, training: bool
-    ) -> CallSignature:
-        """Return the signature of such calls of a model that is `frozen` or not, `training` if any module of it is."""
+    def signature(self, structure: Structure, leaves: Sequence[Any], frozen: bool, training: bool) -> CallSignature:
+        """Return the signature of such calls of a model that is `frozen` or not, `training` if any module of it is.
+
+        It has no modes, and no tensors of this call, whose graph holds views of weights.
+        """
         tensors: List[torch.Tensor] = []
         result = flatten(self.results, tensors)
         grad = torch.is_grad_enabled()
@@ -152,7 +153,7 @@ class HostCall(NamedTuple):
         flows = [requires_grad(each) if self.with_gradients else each.is_floating_point() for each in tensors]
         shapes = [Shape.of(tensor, trains and flow, alias) for tensor, flow, alias in zip(tensors, flows, aliases)]
         evaluates = trains and not (training or self.writes or self.draws)
-        given = (structure, grad, result, shapes, modes, self.writes, self.draws)
+        given = (structure, grad, result, shapes, None, self.writes, self.draws)
         return CallSignature(None, *given, left=self.left, evaluates=evaluates)
 
 

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
-from ignite_ipu.deferred.compiled.host_calls import HostCall, call_first, called_on_host
+from ignite_ipu.deferred.compiled.host_calls import call_first, called_on_host
 from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen, Operation, Value
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures
@@ -106,7 +106,7 @@ class RecordedCalls:
             key = (structure.key, tuple([leaf.shape.key for leaf in leaves]))
             signature: Optional[CallSignature] = signatures.templates.get(key)
             if signature is None:
-                called = self._called_on_host(structure, leaves, grad)
+                found_out = self._called_on_host(structure, leaves, grad)
                 # A first call may set something up, such as a cache or the weights of lazy layers.
                 loop: Loop = self._model.loop
                 loop.edits.look()
@@ -114,14 +114,16 @@ class RecordedCalls:
                 signatures = self._signatures(modes, grad)
                 signature = signatures.templates.get(key)
                 if signature is None:
-                    training = any(module.training for module in self._model.model.modules())
-                    signature = called.signature(structure, leaves, modes, self._model.is_frozen, training)
+                    signature, signature.modes = found_out, modes
                     signatures.templates[key] = signature
             signatures.learn([len(args), *kwargs], (*args, *kwargs.values()), (), signature)
             return signature, leaves
 
-    def _called_on_host(self, structure: Structure, leaves: List[Any], grad: bool) -> HostCall:
-        """Find the results and writes of the model by calling it on the host, without lasting effects."""
+    def _called_on_host(self, structure: Structure, leaves: List[Any], grad: bool) -> CallSignature:
+        """Return the results and writes of the model, found by a call on the host without lasting effects.
+
+        The graph of that call is gone afterwards: its views of weights would count as memory that the loop has kept.
+        """
         model, loop, name = self._model.model, self._model.loop, self._model.name
         owners = {found[0].loop for found in map(parameter_of, model.parameters()) if found is not None} - {loop}
         if owners:
@@ -136,4 +138,6 @@ class RecordedCalls:
             call_first(model, args, kwargs, loop.session)
         # As in the first call, an evaluation makes what it keeps without gradients.
         differentiated = [leaf.shape.requires_grad for leaf in leaves] if grad and model.training else None
-        return called_on_host(model, structure, values, loop.session.weights, name, differentiated=differentiated)
+        called = called_on_host(model, structure, values, loop.session.weights, name, differentiated=differentiated)
+        training = any(module.training for module in model.modules())
+        return called.signature(structure, leaves, self._model.is_frozen, training)

@@ -7,9 +7,11 @@ call.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
+from itertools import repeat
+from operator import is_
 from types import CellType, GetSetDescriptorType, MemberDescriptorType, ModuleType
-from typing import Any, Callable, Container, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from torch import nn
 
@@ -17,10 +19,13 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.module_attributes import plain_attributes, tensors_in
 from ignite_ipu.program.guards.names import Named
 from ignite_ipu.program.guards.values import FUNCTIONS, elements_of, leave_behind
-from ignite_ipu.program.tensors.trees import attributes_of, restore_contents
+from ignite_ipu.program.tensors.trees import PLAIN, attributes_of, restore_contents
 from ignite_ipu.program.user_code import current_line
 
 _FILLED = (list, deque, dict)
+# Of these types exactly, most collections in the attributes of a module are empty, and most others without tensors.
+_COLLECTIONS = frozenset((list, deque, dict, OrderedDict))
+_WITHOUT_TENSORS = PLAIN | {set, frozenset}
 _MOST_ENTRIES = 1024
 # Types that hold no tensors of calls.
 _CODE = (nn.Module, type, ModuleType, *FUNCTIONS)
@@ -118,6 +123,10 @@ class LeftBehind:
         self._before: List[Tuple[Place, Any, Optional[str]]] = []
         # The filled ones, with their contents.
         self._filled: List[Tuple[Place, Any, Any, Optional[str]]] = []
+        # Attributes of modules, which are compared by C, and the empty collections among them.
+        self._attributes: List[Tuple[Dict[str, Any], Dict[str, Any]]] = []
+        self._empty: List[Any] = []
+        self._empty_at: List[Tuple[Dict[str, Any], str]] = []
         self._known: Set[int] = set()
         self._seen: Set[int] = set()
         for owner, key in named.owners:
@@ -125,22 +134,35 @@ class LeftBehind:
             always = isinstance(owner, CellType) or isinstance(place.read(), (*_FILLED, tuple))
             self._note(place, None if always else key)
         for own in named.objects:
-            is_module = isinstance(own, nn.Module)
-            held = (
-                plain_attributes(own.__dict__)
-                if is_module
-                else vars(own)
-                if isinstance(own, type)
-                else attributes_of(own)
-            )
-            for name in list(held):
-                self._note(Place(own.__dict__ if is_module else own, name), name)
+            if isinstance(own, nn.Module):
+                self._note_module(own.__dict__)
+                continue
+            for name in list(vars(own) if isinstance(own, type) else attributes_of(own)):
+                self._note(Place(own, name), name)
+
+    def _note_module(self, own: Dict[str, Any]) -> None:
+        before = plain_attributes(own)
+        self._attributes.append((own, before))
+        for name, value in before.items():
+            kind = type(value)
+            if kind in _WITHOUT_TENSORS or (kind is tuple and PLAIN.issuperset(map(type, value))):
+                continue
+            if kind in _COLLECTIONS and not value:
+                if id(value) not in self._seen:
+                    self._seen.add(id(value))
+                    self._empty.append(value)
+                    self._empty_at.append((own, name))
+            elif not isinstance(value, _CODE):
+                self._note_value(Place(own, name), value, name)
 
     def _note(self, place: Place, name: Optional[str]) -> None:
         value = place.read()
         if isinstance(value, _CODE):
             return
         self._before.append((place, value, name))
+        self._note_value(place, value, name)
+
+    def _note_value(self, place: Place, value: Any, name: Optional[str]) -> None:
         self._known.update(map(id, tensors_in(value)))
         is_filled = isinstance(value, _FILLED)
         if is_filled or isinstance(value, tuple):
@@ -158,17 +180,35 @@ class LeftBehind:
     def places(self, grows: bool = False) -> List[Place]:
         """Return where there are others now; those of lists that grow are taken away before each call."""
         found = []
-        for place, before, name in self._before:
+        for place, before, name in [*self._changed_attributes(), *self._before]:
             value = place.read()
             # Remaining containers have other places.
             if value is not before and self._is_new(value) and self._may_be(name):
                 found.append(place)
-        for place, filled, before, name in self._filled:
+        for place, filled, before, name in self._collections():
             if place.read() is filled:
                 for key, value in _added(filled, before):
                     if self._is_new(value) and self._may_be(name):
                         found.append((Added if grows and _grows(filled, value) else Place)(place, key))
         return found
+
+    def _changed_attributes(self) -> List[Tuple[Place, Any, str]]:
+        """Return the attributes of modules that are others now, with their values before."""
+        return [
+            (Place(own, name), value, name)
+            for own, before in self._attributes
+            if not all(map(is_, map(own.get, before, repeat(_MISSING)), before.values()))
+            for name, value in before.items()
+            if own.get(name, _MISSING) is not value and not isinstance(value, _CODE)
+        ]
+
+    def _collections(self) -> Iterator[Tuple[Place, Any, Any, Optional[str]]]:
+        """Yield the places of collections that were filled before, or are filled now, with their contents before."""
+        yield from self._filled
+        if any(self._empty):
+            for value, (own, name) in zip(self._empty, self._empty_at):
+                if value:
+                    yield Place(own, name), value, {} if isinstance(value, dict) else [], name
 
     def _is_new(self, value: Any) -> bool:
         """Return whether a value has tensors that were not there before."""
@@ -196,17 +236,17 @@ class LeftBehind:
     def _growing(self) -> List[Tuple[Any, Any]]:
         return [
             (filled, key)
-            for _, filled, before, name in self._filled
+            for _, filled, before, name in self._collections()
             for key, value in _added(filled, before)
             if _grows(filled, value) and self._is_new(value) and self._may_be(name)
         ]
 
     def put_back(self) -> None:
         """Put everything back."""
-        for place, value, _ in self._before:
+        for place, value, _ in [*self._changed_attributes(), *self._before]:
             if place.read() is not value:
                 place.write(value)
-        for _, filled, before, _ in self._filled:
+        for _, filled, before, _ in list(self._collections()):
             restore_contents(filled, before)
 
 
