@@ -106,8 +106,10 @@ class BufferBook:
 
     def before_registration(self, module: nn.Module, given: Any) -> None:
         """Replay the pending calls that can be replayed, before a module of theirs gets other tensors or modules."""
-        calls = [] if EAGER.is_on or self._is_settling else self.waiting.values()
-        if any(call.model is not None and module in set(call.model.model.modules()) for call in calls):
+        if not self.waiting or self._is_settling or EAGER.is_on:
+            return
+        models = [call.model for call in self.waiting.values() if call.model is not None]
+        if any(module in set(model.model.modules()) for model in models):
             self._settle(self._pending())
 
     def before_evaluation(self, name: str) -> None:

@@ -129,7 +129,7 @@ class Named:
             for path, found in self._objects:
                 if id(found) not in self._settled:
                     self._look_at(path, found)
-        self.objects = [found for _, found in self._objects]
+        self.objects: List[Any] = [found for _, found in self._objects]
         if self.names & {"environ", "getenv"}:
             self._add("os.environ", partial(getattr, os.environ, "_data"), os.environ)
 
