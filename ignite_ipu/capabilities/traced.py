@@ -31,6 +31,11 @@ VALUE = Restriction(
     "Keep the computation in tensors: torch.where makes a choice. Decide from shapes, arguments or self.training, "
     "which are known, or return the tensor and read it outside of forward.",
 )
+VALUE_OF_WRITTEN = VALUE._replace(
+    remedy="Places in a table can be tensors: queue[(self.pointer + torch.arange(len(rows))) % len(queue)] = rows "
+    "writes rows at a pointer that moves. torch.where makes a choice."
+)
+"""The restriction for a buffer that forward writes."""
 SHAPE = Restriction(
     "{where} computes a tensor whose size depends on values, and a compiled program has fixed shapes",
     "Keep the full shape and mask instead: torch.where(mask, x, 0), x * mask, or a loss with ignore_index.",

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ignite_ipu import IPUAccelerator, IPUConfig, ipu_prepare
+from ignite_ipu.errors import SessionError
 
 GENERATOR = torch.Generator().manual_seed(1)
 BATCHES = [(torch.randn(4, 6, generator=GENERATOR), torch.randint(0, 3, (4,), generator=GENERATOR)) for _ in range(6)]
@@ -127,3 +128,47 @@ def test_calls_that_only_read_have_the_integers_of_those_that_write(evaluates: b
             seen.append(loss.detach())
         runs.append(torch.stack(seen).clone())
     torch.testing.assert_close(runs[1], runs[0])
+
+
+class Queue(nn.Module):
+    """A network that compares with the rows of earlier calls, which it keeps in a queue, as for contrastive losses."""
+
+    def __init__(self, reads_pointer: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.reads_pointer = nn.Linear(6, 3), reads_pointer
+        self.register_buffer("queue", torch.randn(10, 3))
+        self.register_buffer("pointer", torch.zeros(1, dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h: torch.Tensor = self.layer(x)
+        scores = h @ self.queue.clone().T
+        rows, size = h.detach(), len(self.queue)
+        if self.reads_pointer:
+            start = int(self.pointer)
+            self.queue[start : start + len(rows)] = rows[: size - start]
+            self.queue[: max(0, start + len(rows) - size)] = rows[size - start :]
+        else:
+            self.queue[(self.pointer + torch.arange(len(rows))) % size] = rows
+        self.pointer[0] = (self.pointer[0] + len(rows)) % size
+        return scores
+
+
+def trained(model: nn.Module, update: Any = None) -> Any:
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    if update is not None:
+        ipu_prepare(optimizer, model, config=IPUConfig(update=update))
+    for x, y in BATCHES:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("update", ["device", "auto", "host"])
+def test_the_place_of_a_pointer_is_a_tensor(update: Any) -> None:
+    """A slice at `int(pointer)` needs its value; indices that are computed from it do not, also around the end."""
+    with pytest.raises(SessionError, match=r"needs the value of a tensor.*pointer.*% len\(queue\)\] = rows"):
+        trained(Queue(reads_pointer=True), update)
+    expected = trained(Queue(reads_pointer=True))
+    torch.testing.assert_close(trained(Queue(reads_pointer=False), update), expected, rtol=1e-4, atol=1e-5)

@@ -54,3 +54,52 @@ def test_a_closure_with_a_parametrization(run, natively):
     text = text.replace("nn.Linear(6, 5)", "nn.utils.parametrizations.spectral_norm(nn.Linear(6, 5))")
     ran = run(text, config=IPUConfig(update="auto"))
     assert ran.output == natively(text) and len(ran.output) == 7
+
+
+META = """
+    import copy
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for step in range(3):
+        optimizer.zero_grad()
+        for task in range(2):
+            x, y = torch.randn(8, 4), torch.randn(8, 1)
+            fast = copy.deepcopy(model)
+            inner = torch.optim.SGD(fast.parameters(), lr=0.1)
+            for _ in range(2):
+                inner.zero_grad()
+                nn.functional.mse_loss(fast(x), y).backward()
+                inner.step()
+            fast.zero_grad()
+            loss = nn.functional.mse_loss(fast(-x), y)
+            loss.backward()
+            print("%.4f" % loss.item())
+            for p, q in zip(model.parameters(), fast.parameters()):
+                {outer}
+        {step}
+    print(*["%.3f" % p.sum().item() for p in model.parameters()])
+"""
+ADDS = "p.grad = q.grad if p.grad is None else p.grad + q.grad"
+MOVES = "p.data += 0.5 * (q.data - p.data)"
+
+
+@pytest.mark.parametrize("update", ["auto", "host"])
+@pytest.mark.parametrize(("outer", "step"), [(ADDS, "optimizer.step()"), (MOVES, "pass")])
+def test_a_loop_over_copies_of_the_model_learns_to_learn(update, outer, step, run, natively, caplog):
+    """Each copy trains on the device; its gradients (first-order MAML) or its weights (Reptile) move the model."""
+    text = META.format(outer=outer, step=step)
+    ran = run(text, config=IPUConfig(update=update))
+    assert ran.output == natively(text) and len(ran.output) == 7
+    reported = [line for line in caplog.messages if "the loop has set their gradients" in line]
+    assert len(reported) == (outer is ADDS and update == "auto")
+
+
+def test_gradients_that_the_host_computes_are_refused(run):
+    """A loss of weights in a function of PyTorch's that no model calls would run on the host altogether."""
+    text = META.format(outer="p.grad = torch.autograd.grad(p.square().sum(), p)[0]", step="optimizer.step()")
+    with pytest.raises(RunError, match="host"):
+        run(text, config=IPUConfig(update="auto"))

@@ -10,6 +10,7 @@ from typing import Any, Collection, Container, Iterable, List, Optional, Protoco
 import torch
 from torch import nn
 
+from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.graph.owners import held_parameters, held_tensors
 from ignite_ipu.deferred.tensor.device_gradient import DeviceGradient
 from ignite_ipu.deferred.tensor.frames import frame_of
@@ -119,9 +120,9 @@ class GradientViews:
         for name, parameter in () if self.known_none else self._of_the_host(own):
             raise CaptureError(
                 f"At {current_line()}, {name} of shape {tuple(parameter.shape)} has a gradient that the host has "
-                "computed or set. The device's update would not use it, so it would be lost. Compute the loss from "
-                "the model's output in training mode; a penalty on its weights, in its forward. To drop the "
-                "gradient, set parameter.grad = None."
+                "computed or set, which the device's update would not use. Compute the loss from the model's output "
+                "in training mode; a penalty on its weights, in its forward. To drop the gradient, set "
+                f"parameter.grad = None. {ON_THE_HOST}"
             )
 
     @property

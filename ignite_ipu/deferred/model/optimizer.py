@@ -60,6 +60,11 @@ def on_host(optimizer: torch.optim.Optimizer) -> bool:
     return bool(optimizer.__dict__[WATCH].on_host())
 
 
+def is_differentiated_on_host(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether autograd has recorded functions of an optimizer's parameters on the host."""
+    return bool(optimizer.__dict__[WATCH].in_graphs)
+
+
 def _no_loop() -> None:
     return None
 
@@ -87,6 +92,11 @@ class HeldWeights(SessionHooks):
         self._loop: Callable[[], Optional[Loop]] = _no_loop
         mine = [each for each in self._parameters if is_watched(type(each))]
         self._accesses = AccessTracker(mine, self._bring_nothing, self)
+
+    @property
+    def in_graphs(self) -> bool:
+        """True if autograd has recorded functions of the parameters on the host, by which gradients may come."""
+        return self._accesses.in_graphs
 
     def on_host(self) -> List[HostUpdates]:
         """Return the updates on the host of the loops that the optimizer steps; nothing for other loops."""

@@ -23,14 +23,16 @@ from ignite_ipu.deferred.graph.owners import held_by, held_parameters, held_tens
 from ignite_ipu.deferred.model.capturing import consists_of_captured, setup_of
 from ignite_ipu.deferred.model.capturing_class import refuse_transforms
 from ignite_ipu.deferred.model.model import owner_of
+from ignite_ipu.deferred.model.optimizer import is_differentiated_on_host
 from ignite_ipu.deferred.prepare import host_step_reason
 from ignite_ipu.deferred.settings import CaptureObserver, leaving_device, refuse_for_capture
 from ignite_ipu.deferred.tensor.deferred_values import deferred_values
+from ignite_ipu.errors import logger
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.torch_compiled import leave_out_compiler
-from ignite_ipu.program.user_code import OURS, Owner
+from ignite_ipu.program.user_code import OURS, Owner, current_line
 from ignite_ipu.program.user_code import owner_of as owner_of_file
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.substitutes.existing import Existing
@@ -128,6 +130,8 @@ class CapturedLoops(CaptureObserver):
         self._read_from: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._draws_noted = False
+        # Optimizers whose steps on the host were reported.
+        self._told: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def release(self) -> None:
         """Give models and optimizers back as the ordinary ones they were, with the newest weights."""
@@ -284,6 +288,19 @@ class CapturedLoops(CaptureObserver):
         roots = [root for root in self._roots if root is not module]
         return [root for root in roots if any(child is module for child in root.modules())]
 
+    def _note_set_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Report that PyTorch makes the steps of an optimizer with gradients that the script has put there."""
+        name = f"{type(optimizer).__name__}.step()"
+        self._substitutes.note(name, "on the host, by PyTorch")
+        if optimizer not in self._told:
+            self._told.add(optimizer)
+            logger.warning(
+                "%s at %s updates weights on the host: the loop has set their gradients, and no loss of a captured "
+                "model goes back to them.",
+                name,
+                current_line(),
+            )
+
     def _refuse_host_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         owners = [owner for owner in map(owner_of, held_tensors(optimizer)) if owner is not None]
         # A model is captured at its first call, which may be in the closure; parts of it may have been called before.
@@ -297,5 +314,9 @@ class CapturedLoops(CaptureObserver):
             self._substitutes.note(f"{type(optimizer).__name__}.step()", "on the host, by PyTorch")
             return
         reason = host_step_reason(optimizer, args, kwargs)
-        if reason is not None:
+        if reason is None:
+            return
+        may_leave = self._config.update == "auto" and not (loops or with_closure)
+        if not may_leave or is_differentiated_on_host(optimizer):
             raise self._substitutes.refusal(f"{type(optimizer).__name__}.step()", reason)
+        self._note_set_gradients(optimizer)

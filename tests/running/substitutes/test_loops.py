@@ -66,11 +66,6 @@ print(torch.allclose(found, expected, atol=1e-6), torch.equal(found, again))
         ("(model[0].weight.clone() @ x.T).sum().backward()", "without a call of their model"),
         ("model.eval()\nmodel(x).sum().backward()", "in training mode with gradients enabled"),
         (
-            "for p in model.parameters():\n    p.grad = torch.ones_like(p)\n"
-            "torch.optim.SGD(model.parameters(), 0.1).step()",
-            "no captured step computed its gradients",
-        ),
-        (
             "torch.optim.SGD(model.parameters(), 0.1)\nprint(torch.bernoulli(model(x).sigmoid()).sum())",
             "before the step has run",
         ),
@@ -92,6 +87,11 @@ def test_what_cannot_be_captured_is_refused_at_its_line(run, body, reason):
     [
         ("model(x).sum().backward()", "updated by hand"),
         ("torch.optim.LBFGS(model.parameters()).step(lambda: model(x).sum())", "closure"),
+        (
+            "for p in model.parameters():\n    p.grad = torch.ones_like(p)\n"
+            "torch.optim.SGD(model.parameters(), 0.1).step()",
+            "no captured step computed its gradients",
+        ),
     ],
 )
 def test_what_only_pytorch_can_update(run, natively, body, reason):
