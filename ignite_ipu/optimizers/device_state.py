@@ -84,10 +84,19 @@ class DeviceState:
             self._device.set_state_dict(saved.device)
 
     def in_torch(
-        self, state: Mapping[str, torch.Tensor], groups: Sequence[Mapping[str, Any]], steps: int, scaling: float
+        self,
+        state: Mapping[str, torch.Tensor],
+        groups: Sequence[Mapping[str, Any]],
+        steps: int,
+        scaling: float,
+        shares: bool = False,
     ) -> Dict[int, Dict[str, Any]]:
-        """Return torch's state by parameter number for the device's `ipu_state`, after `steps` updates."""
-        return state_to_torch(state, self.names, self._types, groups, self._kind, steps=steps, loss_scaling=scaling)
+        """Return torch's state by parameter number for the device's `ipu_state`, after `steps` updates.
+
+        If `shares`, its tensors may share the memory of the device's.
+        """
+        names, types, kind = self.names, self._types, self._kind
+        return state_to_torch(state, names, types, groups, kind, steps=steps, loss_scaling=scaling, shares=shares)
 
     def send(
         self,

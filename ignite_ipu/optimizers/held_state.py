@@ -12,14 +12,14 @@ from ignite_ipu.torch_names.tensors import sharers_of
 
 
 def put_entries(entries: Dict[str, Any], newer: Mapping[str, Any]) -> None:
-    """Put newer values into the entries of a parameter; its tensors stay the same objects, as in PyTorch."""
+    """Copy newer values into the entries of a parameter; its tensors stay the same objects, as in PyTorch."""
     with torch.no_grad():
         for name, value in newer.items():
             known = entries.get(name)
             if isinstance(value, torch.Tensor) and isinstance(known, torch.Tensor) and _alike(known, value):
                 known.copy_(value)
             else:
-                entries[name] = value
+                entries[name] = value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _alike(known: torch.Tensor, value: torch.Tensor) -> bool:

@@ -150,7 +150,8 @@ class OptimizerLink:
             return
         state, device = self._device.parts()["ipu_state"], self._device
         if state is not None:
-            self._shown.put(device.in_torch(state, self._numbers.groups(told=True), self.steps, device.scaling))
+            groups = self._numbers.groups(told=True)
+            self._shown.put(device.in_torch(state, groups, self.steps, device.scaling, shares=True))
 
     def show_state(self) -> Any:
         """Return the state, as new as the device's; values written into it reach the device with the next update."""

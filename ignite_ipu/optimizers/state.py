@@ -33,6 +33,7 @@ def state_to_torch(
     *,
     steps: float = 0.0,
     loss_scaling: float = 1.0,
+    shares: bool = False,
 ) -> Dict[int, Dict[str, Any]]:
     """Return torch's state by parameter number for a device's, in the types that the installed torch keeps it in.
 
@@ -45,6 +46,7 @@ def state_to_torch(
         param_groups: Hyper-parameters of each group, with the numbers of its parameters under `params`.
         steps: Updates made so far, for optimizers whose steps only torch counts.
         loss_scaling: The device's loss scaling, which SGD's velocity carries.
+        shares: Whether the tensors may share the memory of `device_state`.
     """
     state: Dict[int, Dict[str, Any]] = {}
     for group in param_groups:
@@ -53,7 +55,7 @@ def state_to_torch(
             name = names[number]
             found = {slot: device_state.get(_entry(prefix, name)) for slot, prefix in slots.items()}
             present: Dict[str, Any] = {
-                slot: _unscaled(tensor, loss_scaling if slot in kind.scaled else 1.0, types[number])
+                slot: _unscaled(tensor, loss_scaling if slot in kind.scaled else 1.0, types[number], shares)
                 for slot, tensor in found.items()
                 if tensor is not None
             }
@@ -69,9 +71,10 @@ def state_to_torch(
     return state
 
 
-def _unscaled(tensor: torch.Tensor, scaling: float, kind: torch.dtype) -> torch.Tensor:
-    own = tensor.detach().to(torch.promote_types(kind, torch.float32), copy=True)
-    return own if scaling == 1.0 else own.div_(scaling)
+def _unscaled(tensor: torch.Tensor, scaling: float, kind: torch.dtype, shares: bool) -> torch.Tensor:
+    is_ready = scaling == 1.0
+    own = tensor.detach().to(torch.promote_types(kind, torch.float32), copy=not (shares and is_ready))
+    return own if is_ready else own.div_(scaling)
 
 
 def state_from_torch(

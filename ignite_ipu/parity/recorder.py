@@ -28,11 +28,11 @@ from ignite_ipu.parity.fingerprints import fingerprint, fingerprints, leaves
 from ignite_ipu.parity.names import ModelNames
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.module_state import REGISTRATIONS
-from ignite_ipu.program.tensors.raw import gradient_of, plain
+from ignite_ipu.program.tensors.raw import gradient_of
 from ignite_ipu.program.user_code import OURS, Owner, is_users_file, owner_of
 from ignite_ipu.running.patches import Patches
 from ignite_ipu.torch_names.optimizers import pre_hooks_of
-from ignite_ipu.torch_names.tensors import DisableTorchFunction
+from ignite_ipu.torch_names.tensors import DisableTorchFunction, DisableTorchFunctionSubclass
 
 # Names that Python's `tempfile` draws.
 _TEMPORARY = re.compile(r"^tmp[a-z0-9_]{8}(?=$|\.)")
@@ -130,13 +130,15 @@ class Recorder:
 
     def _record_all(self, kind: str, names: Sequence[str], values: Sequence[Any], line: Optional[str]) -> None:
         """Record many values; of tensors that a device has, all are brought to the host by the first of their class."""
-        looked_at: Set[type] = set()
-        for value in values:
-            if type(value) not in looked_at:
-                looked_at.add(type(value))
-                if isinstance(value, torch.Tensor):
-                    value.detach()
-        known = [plain(value) if isinstance(value, torch.Tensor) else value for value in values]
+        looked_at: Set[type] = {torch.Tensor, nn.Parameter}
+        with torch.no_grad():
+            for value in values:
+                if type(value) not in looked_at:
+                    looked_at.add(type(value))
+                    if isinstance(value, torch.Tensor):
+                        value.sum()  # which hands out no memory, through which the script could write later
+        with DisableTorchFunctionSubclass():
+            known = [torch.Tensor.detach(each) if isinstance(each, torch.Tensor) else each for each in values]
         many = fingerprints(known, self._everything)
         self.entries.append({"kind": kind, "names": names, "update": self._made, "line": line, "many": many})
 
