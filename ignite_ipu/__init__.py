@@ -11,10 +11,13 @@ from typing import Callable, List, Tuple
 __version__ = "0.1.0"
 
 
-def lazy_names(package: str, file: str) -> Tuple[List[str], Callable[[str], object], Callable[[], List[str]]]:
+def lazy_names(
+    package: str, file: str, **unlisted: str
+) -> Tuple[List[str], Callable[[str], object], Callable[[], List[str]]]:
     """Return `__all__`, `__getattr__` and `__dir__` of a package: each name is imported when it is first used.
 
-    Its stub, beside its `file`, has the origin of the names, as for type checkers. (lazy_loader does the same; but
+    Its stub, beside its `file`, has the origin of the names, as for type checkers. `unlisted` names are found as well,
+    each in its module. (lazy_loader does the same; but
     `ignite-ipu env` has to work in a broken installation, so this needs nothing but Python.)
     """
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
@@ -22,24 +25,18 @@ def lazy_names(package: str, file: str) -> Tuple[List[str], Callable[[str], obje
     homes = {alias.name: f"{'.' * node.level}{node.module}" for node in imports for alias in node.names}
 
     def get(name: str) -> object:
-        if name not in homes:
+        home = homes.get(name) or unlisted.get(name)
+        if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(homes[name], package), name)
+        value = getattr(import_module(home, package), name)
         setattr(sys.modules[package], name, value)
         return value
 
     return [*homes], get, lambda: sorted({*vars(sys.modules[package]), *homes})
 
 
-__all__, __getattr__, __dir__ = lazy_names(__name__, __file__)
+# `%load_ext ignite_ipu` looks for the last two. They are not listed, since an import of `auto` turns it on.
+__all__, __getattr__, __dir__ = lazy_names(
+    __name__, __file__, load_ipython_extension=".auto", unload_ipython_extension=".auto"
+)
 __all__ += ["__version__"]
-
-
-def load_ipython_extension(shell: object) -> None:
-    """Turn `ignite_ipu.auto` on in a notebook: `%load_ext ignite_ipu`."""
-    import_module("ignite_ipu.auto").on()
-
-
-def unload_ipython_extension(shell: object) -> None:
-    """Turn `ignite_ipu.auto` off: `%unload_ext ignite_ipu`."""
-    import_module("ignite_ipu.auto").off()

@@ -132,4 +132,14 @@ def traceback() -> None:
         _process.display.print_last()
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Turn this on in a notebook: `%load_ext ignite_ipu`."""
+    on()
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Turn this off: `%unload_ext ignite_ipu`."""
+    off()
+
+
 on()

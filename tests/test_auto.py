@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+import ignite_ipu
 from ignite_ipu import auto, backend, emulator
 from ignite_ipu.deferred import captured
 from ignite_ipu.errors import OptionsError, RunError
@@ -291,3 +292,12 @@ def test_settings_spread_a_model_over_ipus():
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
         assert captured(model).session.training.ipus == 2  # type: ignore[union-attr]
+
+
+def test_the_extension_of_a_notebook_turns_it_on_and_off():
+    """`%load_ext ignite_ipu` and `%unload_ext ignite_ipu` call these; no other import of names finds them."""
+    assert not {name for name in ignite_ipu.__all__ if "extension" in name}
+    ignite_ipu.load_ipython_extension(None)
+    assert auto.is_on()
+    ignite_ipu.unload_ipython_extension(None)
+    assert not auto.is_on()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import sys
 import weakref
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ignite_ipu import IPUConfig, backend, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu.engines.call_loader import MicroBatches
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.session.resolved import Resolved
 from tests.architecture import PACKAGES, ROOT, Climbs, circles, draw, imports, members, rooms
@@ -114,6 +117,47 @@ def test_a_value_goes_down_through_the_floors_once(modules, monkeypatch):
         trainer.run([batch])
         create_ipu_evaluator(model).run([batch])
         trainer.ipu.close()
+    finally:
+        sys.setprofile(before)
+    assert climbs.found == set()
+
+
+class Pair(NamedTuple):
+    """A batch whose class no other value has."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class Failure(Exception):
+    """An error of the user's code."""
+
+
+class Failing(nn.Linear):
+    """A model whose forward raises."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise Failure(f"{len(x)} rows")
+
+
+def test_a_batch_goes_down_once_and_an_error_comes_back_once(modules, monkeypatch):
+    """Batches of a loader, joined for a call, on their way to the executor; and an error of forward on its way out."""
+    monkeypatch.setattr(REGISTRATIONS, "observers", weakref.WeakSet())
+    batches = [Pair(torch.randn(4, 4), torch.randint(2, (4,))) for _ in range(4)]
+    loader = torch.utils.data.DataLoader(batches, batch_size=None)
+    climbs = Climbs(modules, Pair, MicroBatches, BaseException)
+    before = sys.getprofile()
+    sys.setprofile(climbs)
+    try:
+        for model in (nn.Linear(4, 2), Failing(4, 2)):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            trainer = create_ipu_trainer(model, optimizer, F.cross_entropy, device_iterations=2)
+            with contextlib.ExitStack() as raised:
+                if isinstance(model, Failing):
+                    raised.enter_context(pytest.raises(Failure))
+                trainer.run(loader)
+                create_ipu_evaluator(model).run(loader)
+            trainer.ipu.close()
     finally:
         sys.setprofile(before)
     assert climbs.found == set()
