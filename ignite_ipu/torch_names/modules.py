@@ -96,7 +96,7 @@ def all_named_modules(model: nn.Module) -> List[Tuple[str, nn.Module]]:
             continue
         seen.add(id(module))
         found.append((path, module))
-        parts = modules_of(module)
+        parts = getattr(module, MODULES)
         if parts:
             prefix = f"{path}." if path else ""
             ahead += [(prefix + name, part) for name, part in reversed(list(parts.items())) if part is not None]

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Iterator
 from contextvars import ContextVar
 from functools import partial
+from itertools import chain
 from types import FunctionType
 from typing import Any, Callable, Dict, Iterable, List, Set, Tuple
 
@@ -66,6 +67,7 @@ _ITERATORS = (*GENERATORS, Iterator)
 # How values are inspected, by the first of these types that they have.
 _SORTS: Dict[str, Any] = {
     "plain": _PLAIN,
+    "mapping": (dict, types.MappingProxyType),
     "container": CONTAINERS,
     "function": FunctionType,
     "method": (types.MethodType, types.BuiltinFunctionType),
@@ -157,19 +159,25 @@ class Named:
         """Inspect a value and its parts."""
         # isinstance() would ask an object for its class, which some deprecated ones answer with a warning.
         kind = type(value)
-        if kind not in self._sorts:
+        known = self._sorts.get(kind)
+        if known is None:
             sort = next(name for name, kinds in _SORTS.items() if issubclass(kind, kinds))
-            self._sorts[kind] = sort, issubclass(kind, _ITERATORS)
-        sort, iterates = self._sorts[kind]
-        if sort == "plain" or id(value) in self._seen or id(value) in self._inside:
+            known = self._sorts[kind] = sort, issubclass(kind, _ITERATORS)
+        sort, iterates = known
+        number = id(value)
+        if sort == "plain" or number in self._seen or number in self._inside:
             return
-        self._seen[id(value)] = value
+        self._seen[number] = value
         if iterates:
             self.iterators.append(value)
-        if sort == "container":
+        if sort == "mapping" or sort == "container":
             elements = elements_of(value)
-            for element in list(elements) if len(elements) <= _MOST_ELEMENTS else ():
-                self._visit(path, element)
+            if elements and len(elements) <= _MOST_ELEMENTS:
+                # Most elements are plain, and take no visit.
+                sorts, plain = self._sorts, ("plain", False)
+                for element in chain.from_iterable(list(elements)) if sort == "mapping" else list(elements):
+                    if sorts.get(type(element)) != plain:
+                        self._visit(path, element)
         elif kind in _WRAPPERS:
             self._visit(path, getattr(value, _WRAPPERS[kind]))
         elif sort == "function":
@@ -199,7 +207,9 @@ class Named:
 
     def _enter(self, function: FunctionType) -> None:
         """Follow the names in a function of the user's own."""
-        self._visit("", vars(function).get("__wrapped__"))
+        wrapped = vars(function).get("__wrapped__")
+        if wrapped is not None:
+            self._visit("", wrapped)
         code, outside = function.__code__, function.__globals__
         if not is_users_file(code.co_filename):
             return
@@ -222,8 +232,8 @@ class Named:
 
     def _give(self, function: Any, owner: Any, *where: str) -> None:
         """Note the arguments that a function has been given before it is called."""
+        name = f"an argument of {getattr(function, '__name__', 'a function')}"
         for each in where:
-            name = f"an argument of {getattr(function, '__name__', 'a function')}"
             self._add(name, partial(getattr, owner, each), owner, each)
 
     def _set(self, path: str, module: nn.Module, own: Dict[str, Any]) -> Set[str]:
@@ -326,8 +336,8 @@ def _are_libraries(files: Set[str]) -> bool:
 
 
 def _files_of(kind: type) -> Set[str]:
-    members = [member for member in vars(kind).values() if isinstance(member, FunctionType)]
-    functions = [inspect.unwrap(member) if hasattr(member, "__wrapped__") else member for member in members]
+    members = [member for member in vars(kind).values() if type(member) is FunctionType]
+    functions = [inspect.unwrap(member) if "__wrapped__" in vars(member) else member for member in members]
     files = {function.__code__.co_filename for function in functions if isinstance(function, FunctionType)}
     return files - {"<string>"}  # methods that dataclasses and named tuples generate
 

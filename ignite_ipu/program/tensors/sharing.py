@@ -47,12 +47,14 @@ def overlapping(named: Iterable[Tuple[str, torch.Tensor]]) -> Iterator[Tuple[str
     A tensor under several names is one tensor.
     """
     places: List[Tuple[int, int, str, torch.Tensor]] = []
-    for name, tensor in {id(tensor): (name, tensor) for name, tensor in named}.values():
-        memory = plain(tensor)
-        if is_lazy(tensor) or memory.layout is not torch.strided or not memory.numel() or not memory.data_ptr():
-            continue
-        start = memory.data_ptr()
-        places.append((start, start + _bytes_between(memory), name, memory))
+    # Deferred tensors have no memory, and would be computed by a question about it.
+    with DisableTorchFunctionSubclass():
+        for name, tensor in {id(tensor): (name, tensor) for name, tensor in named}.values():
+            if is_lazy(tensor) or not address_of(tensor) or not torch.Tensor.numel(tensor):
+                continue
+            memory = plain(tensor)
+            start = memory.data_ptr()
+            places.append((start, start + _bytes_between(memory), name, memory))
     places.sort(key=lambda place: place[:3])
     before: List[Tuple[int, int, str, torch.Tensor]] = []
     for place in places:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ignite_ipu.program.tensors.sharing import address_of, tensors_at
+from ignite_ipu.program.tensors.sharing import address_of, overlapping, tensors_at
+from ignite_ipu.torch_names.tensors import make_wrapper_subclass
 
 
 def test_views_arrays_and_detached_tensors_have_the_memory_of_their_tensor():
@@ -26,3 +27,18 @@ def test_tensors_without_memory_have_no_address():
 
     torch.func.vmap(within)(torch.ones(3, 2))
     assert len(found) == 3 and {address_of(each) for each in found} == {0}
+
+
+def test_tensors_without_memory_share_none_and_are_asked_nothing():
+    """A question would have a deferred tensor computed."""
+
+    class Deferred(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, *given):
+            raise AssertionError("it was asked")
+
+        __torch_dispatch__ = __torch_function__
+
+    weight = torch.zeros(4, 2)
+    deferred = make_wrapper_subclass(Deferred, (4, 2))
+    assert list(overlapping([("a", deferred), ("b", weight), ("c", weight[1]), ("d", deferred)])) == [("c", "b")]
