@@ -136,6 +136,7 @@ def name_of(func: Callable[..., Any]) -> str:
     return str(getattr(packet, "__name__", name))
 
 
+@functools.lru_cache(maxsize=None)
 def identifier(name: str) -> str:
     """Return a Python identifier that reads like `name`."""
     return "".join(character if character.isalnum() else "_" for character in name).strip("_") or "value"
@@ -150,6 +151,7 @@ def source(excludes: Sequence[str], frames: Optional[Sequence[FrameType]] = None
     return None
 
 
+@functools.lru_cache(maxsize=None)
 def is_users(file: str) -> bool:
     """Return whether a file is neither PyTorch's nor this package's."""
     return not file.startswith(_NOT_USER_CODE)

@@ -34,6 +34,8 @@ class ICustomArgParser(ABC):
 
 _PARSERS: Dict[type, ICustomArgParser] = {}
 _EXHAUSTED = object()
+# The types that hold leaves.
+_NESTED = (list, tuple, dict, slice)
 
 
 def registerCustomArgParser(arg_data_type: Type[Any], arg_parser: Optional[ICustomArgParser]) -> None:
@@ -153,30 +155,33 @@ def leaves(value: Any) -> Iterator[Any]:
 
 def _add_leaves(values: Iterable[Any], found: List[Any]) -> None:
     for value in values:
-        if isinstance(value, (list, tuple)):
-            _add_leaves(value, found)
-        elif isinstance(value, dict):
+        kind = type(value)  # isinstance() asks a weight for its class, once for each type
+        if not issubclass(kind, _NESTED):
+            found.append(value)
+        elif issubclass(kind, dict):
             _add_leaves(value.values(), found)
-        elif isinstance(value, slice):
+        elif kind is slice:
             found += (value.start, value.stop, value.step)
         else:
-            found.append(value)
+            _add_leaves(value, found)
 
 
 def map_leaves(value: Any, fn: Callable[[Any], Any]) -> Any:
     """Return `value` with `fn(leaf)` in place of every leaf."""
-    if isinstance(value, (list, tuple)):
-        return like(value, [map_leaves(item, fn) for item in value])
-    if isinstance(value, dict):
+    kind = type(value)
+    if not issubclass(kind, _NESTED):
+        return fn(value)
+    if issubclass(kind, dict):
         return {key: map_leaves(item, fn) for key, item in value.items()}
-    if isinstance(value, slice):
+    if kind is slice:
         return slice(map_leaves(value.start, fn), map_leaves(value.stop, fn), map_leaves(value.step, fn))
-    return fn(value)
+    return like(value, [map_leaves(item, fn) for item in value])
 
 
 def like(original: Any, items: List[Any]) -> Any:
     """Return a sequence of the type of `original`, a named tuple or one of PyTorch's return types included."""
-    return getattr(type(original), "_make", type(original))(items)
+    kind = type(original)
+    return tuple(items) if kind is tuple else getattr(kind, "_make", kind)(items)
 
 
 def listed(result: Any) -> List[torch.Tensor]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Iterator, Mapping, Optional, Tuple
+from collections.abc import Mapping  # a class, which is asked faster than its name in `typing`
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 import torch
 
+from ignite_ipu.program.tensors.trees import PLAIN
 from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of
 
 _GIVEN = "_ignite_ipu_given"
@@ -62,14 +64,20 @@ class DeviceDrawsUndone(Dependence):  # type: ignore[no-untyped-call]
         return output
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors(value: Any) -> List[torch.Tensor]:
+    found: List[torch.Tensor] = []
+    _add_tensors(value, found)
+    return found
+
+
+def _add_tensors(value: Any, found: List[torch.Tensor]) -> None:
+    if type(value) in PLAIN:
+        return
     if isinstance(value, torch.Tensor):
-        yield value
+        found.append(value)
     elif isinstance(value, (list, tuple)):
         for each in value:
-            if isinstance(each, torch.Tensor):
-                yield each
-            elif isinstance(each, (list, tuple, Mapping)):
-                yield from _tensors(each)
+            _add_tensors(each, found)
     elif isinstance(value, Mapping):
-        yield from _tensors(list(value.values()))
+        for each in value.values():
+            _add_tensors(each, found)
