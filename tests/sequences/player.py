@@ -26,13 +26,32 @@ LONG_NORM, SHORT_NORM = 5.0, 0.05
 
 
 class Player:
-    """One loop over one world."""
+    """One loop over one world.
 
-    def __init__(self, world: str, kinds: Sequence[str], update: Optional[str], spread: bool = False) -> None:
+    Args:
+        world: The name of the world.
+        kinds: The kinds of its optimizers.
+        update: The setting of the captured loop; None for an eager one.
+        spread: Whether the models lie on two IPUs.
+        rounding: Seed of noise in the last bits of the weights at the start; None for none.
+    """
+
+    def __init__(
+        self,
+        world: str,
+        kinds: Sequence[str],
+        update: Optional[str],
+        spread: bool = False,
+        rounding: Optional[int] = None,
+    ) -> None:
         torch.manual_seed(3)
         # By name, so that the code of this loop names its own world alone.
         self.world: World = import_module("tests.sequences.worlds").WORLDS[world](kinds)
         self.modules, self.optimizers = self.world.modules, self.world.optimizers
+        if rounding is not None:
+            noise = torch.Generator().manual_seed(rounding)
+            for parameter in [each for module in self.modules for each in module.parameters()]:
+                parameter.data.mul_(1 + 2e-7 * torch.randn(parameter.shape, generator=noise))
         self.parameters = list({id(p): p for module in self.modules for p in module.parameters()}.values())
         self.start = copy.deepcopy([module.state_dict() for module in self.modules])
         self.optimizer_start = copy.deepcopy([optimizer.state_dict() for optimizer in self.optimizers])

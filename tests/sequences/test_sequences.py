@@ -199,6 +199,26 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         ("Criterion", ("Adam",), "step zero_grad forward freeze_module:3 backward step", "same"),
         # A closure joins the loop with another model.
         ("TwoHeads", ("LBFGS", "AdamW", "RMSprop"), "step forward backward step", "same"),
+        # A hook comes after the backward pass, and a value is read for which the update runs.
+        ("Pruned", ("Adam",), "step zero_grad forward backward hook_after:4 step_by_norm:2", "same"),
+        # A program runs twice for one loss, with the buffers that its call began with: the host has later ones.
+        ("Buffers", ("SGD",), "step zero_grad forward read_buffers backward_twice", "same"),
+        # Another model joins the loop, after gradients were clipped that are not used yet, or that were.
+        ("TwoHeads", ("Adam", "SGD", "AdamW"), "clip forward backward", "same"),
+        ("TwoHeads", ("Adam", "SGD", "AdamW"), "clip step forward backward", "same"),
+        # One operation of a loss is known from the first of its two backward passes, and no gradient flows through it.
+        ("Adversaries", ("AdamW", "SGD"), "forward forward backward_twice:5", "same"),
+        # An evaluation reads buffers that a call before it has yet to write.
+        (
+            "BatchNorm",
+            ("SGD",),
+            "step backward_in_evaluation:2 forward backward step forward backward_in_evaluation:4",
+            "same",
+        ),
+        # A view of a weight is held while a program runs with other weights.
+        ("Buffers", ("SGD",), "step forward gradients_added_together:4", "same"),
+        # One optimizer steps before the other, whose losses were computed before both.
+        ("Adversaries", ("SGD", "Adam"), "forward backward step forward backward", "same"),
     ],
 )
 def test_state_that_was_found_wrong(world: str, kinds: Tuple[str, ...], events: str, kind: str) -> None:
@@ -208,6 +228,12 @@ def test_state_that_was_found_wrong(world: str, kinds: Tuple[str, ...], events: 
         parts = (("forward", 0), ("backward", 0), *parts)
     outcome = outcome_of(Sequence_(world, kinds, parts), "auto")
     assert outcome.kind == kind, outcome
+
+
+def test_parameters_that_an_optimizer_gets_after_clipping_are_not_clipped() -> None:
+    """In the first update of a loop."""
+    outcome = outcome_of(Sequence_("Spare", ("SGD",), parsed("forward backward clip add_group:6")), "auto")
+    assert outcome.kind == "same", outcome
 
 
 def test_a_gradient_of_earlier_weights_is_refused_on_the_device() -> None:

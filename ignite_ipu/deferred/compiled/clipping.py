@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, FrozenSet, Optional
 
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.errors import CaptureError, logger
@@ -22,6 +22,7 @@ class Clipping:
         is_by_call: Whether the loop has clipped the pending update, or the last one.
         checked: The parameters that were known to be all trained ones when gradients were clipped last.
         line: Where the loop clips.
+        clipped: The ids of the parameters whose gradients were clipped last.
     """
 
     def __init__(self, norm: Optional[float], programs: TrainingPrograms) -> None:
@@ -29,9 +30,13 @@ class Clipping:
         self.asked = self.is_by_call = False
         self.checked: Any = None
         self.line: Optional[Line] = None
+        self.clipped: FrozenSet[int] = frozenset()
 
-    def clip(self, max_norm: float, norm_type: float, read_at: Optional[Line]) -> None:
-        """Clip the gradients of the pending update, or of one that was made for a value that was `read_at` a line."""
+    def clip(self, max_norm: float, norm_type: float, read_at: Optional[Line], ids: FrozenSet[int]) -> None:
+        """Clip the gradients of the pending update, or of one that was made for a value that was `read_at` a line.
+
+        `ids` are those of the update's parameters.
+        """
         if norm_type != 2:
             raise CaptureError(
                 f"Clipping at {current_line()} by the {norm_type}-norm: an IPU clips by the 2-norm only."
@@ -39,7 +44,7 @@ class Clipping:
         before = self.so_far
         self._change(max_norm if before is None else min(before, max_norm), read_at)
         self.is_by_call = self.asked = True
-        self.line = current_line()
+        self.line, self.clipped = current_line(), ids
 
     @property
     def so_far(self) -> Optional[float]:

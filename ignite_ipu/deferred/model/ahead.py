@@ -78,6 +78,7 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
         restore()
         books.gradients.entries = before if losses else books.gradients.entries
         raise
+    back = back if made else None
     early = EarlyUpdate(current_line(), bool(losses), back, stepped, loop.updates.leave_device, list(made.values()))
     update.early = early
     if losses:

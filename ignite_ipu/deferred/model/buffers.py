@@ -333,5 +333,7 @@ def _write_the_same(one: Operation, other: Operation) -> bool:
 
 
 def _may_wait(call: Operation, others: Sequence[Operation]) -> bool:
-    """Return whether a call can write its buffers after others, in PyTorch's order."""
-    return not any(_write_the_same(call, other) and other.number > call.number for other in others)
+    """Return whether a call can write its buffers after others, since no later one reads or writes them in PyTorch."""
+    written = set(map(id, written_buffers(call).values()))
+    later = [other.model for other in others if other.model is not None and other.number > call.number]
+    return all(written.isdisjoint(map(id, model.model.buffers())) for model in later)

@@ -37,7 +37,7 @@ def clip(
     if early is not None:
         early.check_confirmed()
     if chosen is None and (pending or early is not None):
-        training.clipping.clip(max_norm, norm_type, None if early is None else early.line)
+        training.clipping.clip(max_norm, norm_type, None if early is None else early.line, update.gradients.own)
     if chosen is None and not pending and early is None:
         if update.loop.now.updates.may_leave:
             raise CaptureError(f"Gradients are clipped at {current_line()} after the update that used them.")

@@ -86,6 +86,11 @@ class Books:
         """True if an update was made ahead of the `backward()` of its loss, which is still to come."""
         return any(update.early is not None and update.early.awaited for update in self.updates)
 
+    @property
+    def are_clipped(self) -> bool:
+        """True if the loop has clipped gradients that no update has used yet."""
+        return any(update.training.clipping.asked and update.gradients.pending for update in self.updates)
+
     def holding(self, ids: AbstractSet[int]) -> FusedUpdate:
         """Return the update of a parameter, by its id in a set; any for one that no optimizer holds."""
         for update in self.updates:
@@ -127,6 +132,12 @@ class FusedUpdate:
     def makes_all(self) -> bool:
         """True if it computes all that went backward: no other optimizer trains the loop's models."""
         return self.training.own is None
+
+    def note_given(self) -> None:
+        """Note in the gradient book which gradients the last update has used: its programs go."""
+        for entry in self.books.gradients.within(self.gradients.own):
+            if entry.used is not None:
+                entry.given |= self.training.reached() & entry.ids
 
     def train_held(self) -> None:
         """Train the parameters that the optimizer holds now, and no others; those have optimizers of their own."""
@@ -199,8 +210,6 @@ class FusedUpdate:
         entries = self.gradients.entries
         if not any([entry.exists for entry in entries]):
             return
-        if books.hooks.among(self.loop.modes.parameters):
-            books.refuse_hooks()
         for other in () if self.training.own is None else self._others:
             if other.early is not None:
                 other.early.check_confirmed()
@@ -226,6 +235,8 @@ class FusedUpdate:
         Raises:
             CaptureError: The device cannot make it.
         """
+        if self.books.hooks.among(self.loop.modes.parameters):
+            self.books.refuse_hooks()
         training, entries = self.training, entries or self.gradients.entries
         losses, reason = losses_of(entries), None
         if len(entries) > 1 or entries[0].used is not None or not losses:
@@ -341,7 +352,8 @@ class FusedUpdate:
         number = 0 if alone else self.books.updates.index(self)
         made: Mapping[Loss, Made] = {}
         if may_leave and history.watches(number) and all(other.early is None for other in self._others):
-            made = history.made(losses, history.keep(self.loop.session, number))
+            history.keep(self.loop.session, number)
+            made = history.made(losses, [other.turn.stepped for other in self._others])
         if alone:
             self.training.run(losses)
         else:

@@ -215,6 +215,7 @@ class FusedUpdates:
             if before.training.optimizer is not None:
                 mine = self.update_of(before.training.optimizer)
                 mine.early = mine.early or before.early
+            before.note_given()
         if books is not None:
             self.books.gradients.merge(books.gradients)
 

@@ -147,6 +147,7 @@ class GradientBook:
                 mine.losses += [loss for loss in entry.losses if loss not in mine.losses]
                 mine.zeros, mine.used = mine.zeros or entry.zeros, mine.used or entry.used
                 mine.unknown, mine.made = mine.unknown or entry.unknown, mine.made or entry.made
+                mine.clip = entry.clip if mine.clip is None else mine.clip
                 mine.given |= entry.given
 
     def _relation(self, one: FrozenSet[int], other: FrozenSet[int]) -> Tuple[FrozenSet[int], FrozenSet[int]]:

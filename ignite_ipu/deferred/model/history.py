@@ -84,17 +84,28 @@ class History:
         """Return whether the pending update of a number, one of several optimizers', is one of the first."""
         return self._left.get(number, WATCHED) > 0
 
-    def keep(self, session: IPUSession, number: int) -> Older:
-        """Keep the weights before an update of a number, which is one of the first, and return them."""
+    def keep(self, session: IPUSession, number: int) -> None:
+        """Keep the weights before an update of a number, which is one of the first."""
         self._left[number] = self._left.get(number, WATCHED) - 1
         session.weights.to_host()
-        before = Older(CLOCK.now, [(each, plain(each).clone()) for each in session.weights.held.tensors])
-        self.kept.append(before)
-        return before
+        self.kept.append(Older(CLOCK.now, [(each, plain(each).clone()) for each in session.weights.held.tensors]))
 
-    def made(self, losses: Sequence[Loss], before: Older) -> Dict[Loss, Made]:
-        """Return losses as they are before an update, which began with some weights, is made of them."""
-        made = {loss: Made(loss, before, self._first.get(loss)) for loss in losses}
+    def made(self, losses: Sequence[Loss], stepped: Sequence[int]) -> Dict[Loss, Made]:
+        """Return losses as they are before an update is made of them, whose weights were kept last.
+
+        Other optimizers may have stepped since a loss was computed. So each loss has the oldest of the weights that
+        were kept after it.
+
+        Args:
+            stepped: When the other optimizers have stepped last. Without the weights before such a step, none is known.
+        """
+        then: Dict[Loss, Older] = {}
+        for loss in losses:
+            computed = loss.operations[-1].number
+            then[loss] = before = next(each for each in self.kept if each.taken >= computed)
+            if any(computed <= step < before.taken for step in stepped):
+                return {}
+        made = {loss: Made(loss, then[loss], self._first.get(loss)) for loss in losses}
         for loss, each in made.items():
             self._first.setdefault(loss, each)
         return made

@@ -32,7 +32,7 @@ from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.compiled.update_gradients import mixed_gradients
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, keep_weights, replayed
 from ignite_ipu.deferred.graph.owners import held_tensors
-from ignite_ipu.deferred.graph.step_graph import Loss, gradient_path
+from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
 from ignite_ipu.deferred.model.kept_weights import KeptWeights
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import average, note_backward
@@ -110,8 +110,11 @@ class HostGradients:
     def add(self, loss: Loss, ids: Container[int], weights: Optional[Values] = None) -> None:
         """Add the gradients of a loss that went backward before to those of some parameters.
 
-        `weights` has all weights as they were then, if they are kept.
+        `weights` has all weights as they were then, if they are kept; None if the loss waits for its update.
         """
+        if weights is None:
+            # Other losses of the update have given some of its operations their values by now.
+            loss = dataclasses.replace(loss, operations=ancestors(loss.value))
         path = {} if loss.retained else gradient_path(loss.value)
         self._loop.edits.look()
         found = self._compute(loss, lambda operation: operation.signature.trains and operation not in path, weights)
@@ -188,11 +191,12 @@ class HostGradients:
         loop.buffers.before_update([loss], loop, waits=True, steps=False)
         older = begin_again(operations)
         retained = {each for each in operations if loss.retained and each.signature.trains}
-        keep_buffers(operations, retained, retained.__contains__, loop.session.weights)
         USES.difference_update(operations)
-        with loop.buffers.in_update(operations), loop.session.weights.with_others(
-            older
-        ) if older else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(loop.buffers.in_update(operations))
+            keep_buffers(operations, retained, retained.__contains__, loop.session.weights)
+            if older:
+                stack.enter_context(loop.session.weights.with_others(older))
             found, results = mixed_gradients(loss, loop.modes.parameters, trained_in(loss), changes)
         for operation, tensors in results.items():
             if not operation.done:
@@ -219,11 +223,11 @@ class HostGradients:
             before = self._kept.values_then(operations)
         older = [*before, *begin_again(operations)]
         retained = {each for each in operations if loss.retained and keeps(each)}
-        keep_buffers(operations, retained, keeps, loop.session.weights)
         if USES:
             USES.difference_update(operations)
         try:
             with contextlib.nullcontext() if loop.buffers.is_empty else loop.buffers.in_update(operations):
+                keep_buffers(operations, retained, keeps, loop.session.weights)
                 return self._training.compute([loss], keeps, older)
         except BaseException as error:
             for operation in operations:

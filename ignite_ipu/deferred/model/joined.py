@@ -38,8 +38,10 @@ def join(loops: Sequence[Loop], reason: str) -> Loop:
             "into one nn.Module whose forward does both, and call that."
         )
     for loop in loops:
-        if isinstance(loop.updates, FusedUpdates) and loop.updates.books.awaits_backward:
-            loop.updates.leave_device(f"Models are joined at {current_line()}, after an update ran for a read of one.")
+        books = loop.updates.books if isinstance(loop.updates, FusedUpdates) else None
+        if books is not None and (books.awaits_backward or books.are_clipped):
+            why = "an update ran for a read of" if books.awaits_backward else "the loop has clipped the gradients of"
+            loop.updates.leave_device(f"Models are joined at {current_line()}, after {why} one.")
         # A model that was trained alone goes on together with the others.
         loop.updates.forget_programs()
     module = JoinedModels(tops)

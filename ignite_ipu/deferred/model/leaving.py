@@ -107,8 +107,12 @@ def _bring_gradients(loop: Loop, books: Books, on_host: HostUpdates) -> None:
     if any(made is None for _, _, made in plan):
         average([reducer for reducer in reducers if not reducer.local], loop.modes.parameters)
     for update in books.updates:
-        update.training.gradients.clip_on_host(_gradients(loop, update), update.training.clipping.so_far)
-        update.training.clipping.asked = False
+        clipping, gradients = update.training.clipping, _gradients(loop, update)
+        if clipping.asked:
+            # The optimizer may hold others by now.
+            gradients = {key: gradient for key, gradient in gradients.items() if key in clipping.clipped}
+        update.training.gradients.clip_on_host(gradients, clipping.so_far)
+        clipping.asked = False
 
 
 def _plan(book: GradientBook) -> List[Tuple[Loss, Any, Any]]:

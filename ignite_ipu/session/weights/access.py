@@ -119,8 +119,9 @@ class AccessTracker:
 
     @contextlib.contextmanager
     def keeping_none(self) -> Iterator[None]:
-        """Keep no values of tensors in the `with` block, where they have others for a while."""
-        before = dict(self._before)
+        """Keep no values of tensors in the `with` block, where they have others for a while: these are no writes."""
+        before = self._before
+        self._before = {key: (tensor, plain(tensor).clone()) for key, (tensor, _) in before.items()}
         try:
             yield
         finally:
