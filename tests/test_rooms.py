@@ -42,11 +42,10 @@ ASKS_THE_EMULATOR = {
     "ignite_ipu.migration.trial.": "ignite_ipu.emulator.inspection",
     "ignite_ipu.program.options": "ignite_ipu.emulator.options.popart",
 }
-# Classes of many members: interfaces of PopTorch's, public ones, and those that wait to be split.
+# Classes of many members: interfaces of PopTorch's, and the public settings.
 WIDE = {
     "emulator.executor.executor.PoplarExecutor",
     "emulator.options.root.Options",
-    "pipeline.planning.plan.Plan",
     "poptorch_types.Options",
     "program.config.IPUConfig",
 }

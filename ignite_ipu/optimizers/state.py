@@ -199,7 +199,7 @@ def convert_optimizer_state(
         found: Dict[int, Dict[str, Any]] = {}
         if state_dict["ipu_state"] is not None:  # as it is where the device was never used
             told = (state_dict.get("ipu_param") or {}).get(_LOSS_SCALING, state_dict.get("loss_scaling", 1.0))
-            own = {"steps": steps, "loss_scaling": float(told)}
+            own: Dict[str, Any] = {"steps": steps, "loss_scaling": float(told)}
             types = [parameter.dtype for parameter in parameters]
             found = state_to_torch(state_dict["ipu_state"], names, types, numbered, kind, **own)
         return {"state": found, "param_groups": numbered}

@@ -11,6 +11,8 @@ from torch import nn
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.integer_buffers import IntegerBuffers
 from ignite_ipu.program.forward.model_libraries import without_checkpointing, without_generation_cache
+from ignite_ipu.program.forward.module_attributes import ModuleAttributes
+from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, all_named_modules
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
@@ -73,3 +75,13 @@ class HostWeights:
             for tensors, values in before:
                 tensors.update(values)
             object.__setattr__(step, "__class__", wrapped)
+
+    @contextlib.contextmanager
+    def tried_in(self, step: Any, restored: nn.Module) -> Iterator[None]:
+        """Let a step be called as by `put_into`; undo its draws, and the attributes that it sets in a module."""
+        kept = ModuleAttributes(restored)
+        try:
+            with draws_put_back(), self.put_into(step):
+                yield
+        finally:
+            kept.put_back(always=True)

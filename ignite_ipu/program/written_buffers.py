@@ -10,8 +10,6 @@ from torch import nn
 
 from ignite_ipu.errors import logger
 from ignite_ipu.program.forward.integer_buffers import integer_buffers
-from ignite_ipu.program.forward.module_attributes import ModuleAttributes
-from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.host_weights import HostWeights
 from ignite_ipu.program.micro_batches import first_micro_batch
@@ -84,9 +82,9 @@ class WrittenBuffers:
         """
         if not names and watched is None:
             return []
-        inputs, kept = first_micro_batch(leaves, micro_batches), ModuleAttributes(step)
+        inputs = first_micro_batch(leaves, micro_batches)
         try:
-            with draws_put_back(), self._host_weights.put_into(step):
+            with self._host_weights.tried_in(step, step):
                 named = named_tensors(module, BUFFERS)
                 before = {name: (named[name], named[name].clone(), version_of(named[name])) for name in names}
                 with WeightWriteGuard(self._model), watched or contextlib.nullcontext():
@@ -94,8 +92,6 @@ class WrittenBuffers:
         except Exception as error:
             logger.info("%s cannot be called on the host: %s", type(self._model).__qualname__, error)
             return None
-        finally:
-            kept.put_back(always=True)
         running = _statistics_in_training(module)
         return [
             name

@@ -16,8 +16,6 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.errors import OptionsError, logger
 from ignite_ipu.poptorch_types import Executor, Options
-from ignite_ipu.program.forward.module_attributes import ModuleAttributes
-from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.micro_batches import first_micro_batch
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.differentiated import differentiated
@@ -133,9 +131,8 @@ def reached_parameters(step: BatchStep, leaves: Sequence[Any], micro_batches: in
     trained = _trained(step)
     if not trained:
         return set()
-    kept = ModuleAttributes(step)
     try:
-        with draws_put_back(), step.host_weights.put_into(step), torch.enable_grad():
+        with step.host_weights.tried_in(step, step), torch.enable_grad():
             tensors = named_tensors(step, PARAMETERS)
             watched = {id(tensors[name].requires_grad_()): name for name in trained}
             loss = step.loss_of(step(*first_micro_batch(leaves, micro_batches)))
@@ -143,8 +140,6 @@ def reached_parameters(step: BatchStep, leaves: Sequence[Any], micro_batches: in
     except Exception as error:
         logger.info("The loss cannot be computed on the host: %s", error)
         return trained
-    finally:
-        kept.put_back(always=True)
 
 
 def _trained(step: nn.Module) -> Set[str]:

@@ -182,17 +182,14 @@ class SideEffects:
 
     def _search_attributes(self, step: BatchStep, inputs: Sequence[Any]) -> None:
         """Search them by calls on the host, before PopTorch wraps the step, and store the results in them."""
-        kept = ModuleAttributes(step.model)
         values: List[torch.Tensor] = []
         try:
-            with draws_put_back(), step.host_weights.put_into(step), WeightWriteGuard(step.model):
+            with step.host_weights.tried_in(step, step.model), WeightWriteGuard(step.model):
                 call, assignments = functools.partial(step.forward, *inputs), Assignments(step.model)
                 values = step.computed.find(step.model, tensors_in(inputs), call, self._resolved.training)
                 assignments.find(lambda: tensors_in(call()), registers=False)
         except Exception as error:
             logger.info("%s cannot be called on the host: %s", type(step.model).__qualname__, error)
-        finally:
-            kept.put_back(always=True)
         step.computed.show(values)
 
     def show_attributes(self, leaves: Sequence[Any]) -> None:

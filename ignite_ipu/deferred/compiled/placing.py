@@ -15,8 +15,6 @@ from ignite_ipu.pipeline.placing.placement import Placement, Planned
 from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.pipeline.placing.route import Route
 from ignite_ipu.poptorch_types import Options
-from ignite_ipu.program.forward.module_attributes import ModuleAttributes
-from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.micro_batches import first_micro_batch
 from ignite_ipu.program.step import BatchStep, opened
 from ignite_ipu.session.placement import Placing
@@ -120,13 +118,9 @@ class CapturedPlacing(Placing):
         assert self.placement is not None
         captured: ReadyStep = step  # type: ignore[assignment]
         route = Route(self.placement, step.model, captured.called, joined_in(step.model) or [""])
-        kept, micro_batches = ModuleAttributes(step.model), self._resolved.micro_batches
-        inputs = first_micro_batch(leaves, micro_batches)
-        try:
-            with draws_put_back(), step.host_weights.put_into(step), opened(step.stages, route):
-                route.explore(step.model, lambda: step.forward(*inputs))
-        finally:
-            kept.put_back(always=True)
+        inputs = first_micro_batch(leaves, self._resolved.micro_batches)
+        with step.host_weights.tried_in(step, step.model), opened(step.stages, route):
+            route.explore(step.model, lambda: step.forward(*inputs))
         self._route, self._execution = route, self.placement.execution
         if self._training and self._execution == "pipelined" and len(set(route.ipus)) > 1:
             self._check_filled(route)

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 class Tabled:
     """Estimates that are printed, and shown in notebooks, as a table between some text."""
 
-    head = ""
+    def summary(self) -> str:
+        """Return the text above the table."""
+        return ""
 
     def table(self) -> List[Dict[str, str]]:
         """Return the rows, as text by column."""
@@ -35,14 +37,15 @@ class Tabled:
         return "All times, sizes and rates are estimates."
 
     def __str__(self) -> str:
-        return "\n\n".join(filter(None, (self.head, text_table(self.table()), self.foot)))
+        return "\n\n".join(filter(None, (self.summary(), text_table(self.table()), self.foot)))
 
     def _repr_html_(self) -> str:
         rows = self.table()
         head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
         body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row.values()) + "</tr>" for row in rows)
+        above = self.summary()
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        return f"{f'<pre>{escape(self.head)}</pre>' if self.head else ''}{table}<p>{escape(self.foot)}</p>"
+        return f"{f'<pre>{escape(above)}</pre>' if above else ''}{table}<p>{escape(self.foot)}</p>"
 
 
 @dataclass(frozen=True)
@@ -133,10 +136,6 @@ class Plan(Tabled):
         return self.profile.samples * self.accumulation * self.replicas
 
     @property
-    def samples_per_call(self) -> int:
-        return self.global_batch * self.device_iterations
-
-    @property
     def call_seconds(self) -> float:
         """Estimated duration of one call of the executor."""
         repeats = self.device_iterations if self.training else 1
@@ -145,7 +144,7 @@ class Plan(Tabled):
     @property
     def throughput(self) -> float:
         """Estimated samples per second."""
-        return self.samples_per_call / self.call_seconds
+        return self.global_batch * self.device_iterations / self.call_seconds
 
     @property
     def fits(self) -> bool:
@@ -189,40 +188,20 @@ class Plan(Tabled):
         kind = "training" if self.training else "inference"
         batch = f"{self.profile.samples} samples * {self.accumulation} accumulation * {self.replicas} replicas"
         unit = "update" if self.training else "pass"
+        samples = self.global_batch * self.device_iterations
         lines = [
             f"{self.profile.model}, {kind} on {self.ipus} x {self.machine.name}: {self.strategy_name}",
             f"  {self.ipus_per_replica} IPUs per replica * {self.replicas} replicas = {self.ipus} IPUs",
             f"  {batch} = {self.global_batch} per {unit}",
-            f"  device iterations {self.device_iterations}: {self.samples_per_call} samples per call",
+            f"  device iterations {self.device_iterations}: {samples} samples per call",
             f"  estimated {self.throughput:,.0f} samples/s, {seconds_text(self.call_seconds)} per call, bubble "
             f"{self.iteration.bubble:.0%}, memory {self.fullest:.0%} of {bytes_text(self.machine.usable_memory)} at "
             "most",
-            *([self._host_update()] if self.training else []),
+            *([str(HostUpdateCopies(self))] if self.training else []),
             *(f"  because {reason}" for reason in self.reasons),
             *(f"  problem: {problem}" for problem in self.problems),
         ]
         return "\n".join(lines)
-
-    @property
-    def host_update_bytes(self) -> Tuple[int, int]:
-        """Bytes of gradients and of weights that a replica exchanges with the host in an update with `update="host"`.
-
-        Each micro-batch has gradients of its own.
-        """
-        weights = self.profile.parameter_bytes
-        return weights * self.accumulation, weights
-
-    @property
-    def host_update_seconds(self) -> float:
-        """Estimated duration of these copies."""
-        return self.machine.host_seconds(sum(self.host_update_bytes), self.ipus_per_replica, self.replicas)
-
-    def _host_update(self) -> str:
-        gradients, weights = map(bytes_text, self.host_update_bytes)
-        return (
-            f"  with update='host' an update copies {gradients} of gradients to the host and {weights} of weights "
-            f"back, {seconds_text(self.host_update_seconds)} more for each replica, and a call makes one update"
-        )
 
     @property
     def fullest(self) -> float:
@@ -249,13 +228,31 @@ class Plan(Tabled):
             for number, stage in enumerate(self.stages)
         ]
 
-    @property
-    def head(self) -> str:  # type: ignore[override]
-        return self.summary()
-
     def draw(self, **options: Any) -> Figure:
         """Return a matplotlib figure with the schedule and the memory of each IPU; options as for `draw_plan`."""
         return draw_plan(self, **options)
+
+
+class HostUpdateCopies:
+    """The copies of an update with `update="host"`, estimated for a plan.
+
+    Attributes:
+        gradients: Bytes of gradients that a replica sends to the host; each micro-batch has gradients of its own.
+        weights: Bytes of weights that come back.
+        seconds: The duration of both.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.weights = plan.profile.parameter_bytes
+        self.gradients = self.weights * plan.accumulation
+        self.seconds = plan.machine.host_seconds(self.gradients + self.weights, plan.ipus_per_replica, plan.replicas)
+
+    def __str__(self) -> str:
+        return (
+            f"  with update='host' an update copies {bytes_text(self.gradients)} of gradients to the host and "
+            f"{bytes_text(self.weights)} of weights back, {seconds_text(self.seconds)} more for each replica, and a "
+            "call makes one update"
+        )
 
 
 def text_table(rows: Sequence[Dict[str, str]]) -> str:
