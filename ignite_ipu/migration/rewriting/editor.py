@@ -163,6 +163,7 @@ def _update_imports(module: cst.Module, needed: Set[str], forgotten: Set[str]) -
 def _without(module: cst.Module, forgotten: Set[str]) -> cst.Module:
     context, last = CodemodContext(), {name.rsplit(".", 1)[1] for name in forgotten}
     lines = split_lines(module.code)
+    removed = False
     for node in ast.walk(ast.parse(module.code)):
         if not isinstance(node, ast.ImportFrom) or not node.module or node.level:
             continue
@@ -171,7 +172,9 @@ def _without(module: cst.Module, forgotten: Set[str]) -> cst.Module:
             for alias in node.names:
                 if alias.name in last:
                     RemoveImportsVisitor.remove_unused_import(context, node.module, alias.name, alias.asname)
-    return RemoveImportsVisitor(context).transform_module(module)
+                    removed = True
+    # The visitor looks up the scope of every name, even if no import is to go.
+    return RemoveImportsVisitor(context).transform_module(module) if removed else module
 
 
 # LibCST's own visitor would not keep the names in order, and puts an empty line behind.
