@@ -323,7 +323,16 @@ class Operation:
     @property
     def needs_no_device(self) -> bool:
         """True if it is computed by functions alone from known values, whenever they were recorded."""
-        return not any(each.done or each.signature.function is None for each in self._needed())
+        seen: Set[Operation] = set()
+        waiting = [self]
+        while waiting:  # newest first: this mostly ends at once, however long the chain of operations is
+            each = waiting.pop()
+            if each.done or each.signature.function is None:
+                return False
+            if each not in seen:
+                seen.add(each)
+                waiting += [leaf.operation for leaf in each.value_leaves if leaf.tensor is None]
+        return True
 
     def give(self) -> List[Value]:
         """Return new values for its results, which live as long as they are held."""

@@ -114,8 +114,11 @@ class Recorder:
         grad = torch.is_grad_enabled()
         signature = inferred_signature(func, structure, leaves, grad, line)
         start = [func, grad, len(args), *kwargs] if kwargs else [func, grad]
-        self.signatures.learn(start, (*args, *kwargs.values()), numbers, signature)
-        self.numbers[func] = self.numbers.get(func, numbers) | numbers
+        given = (*args, *kwargs.values())
+        known = self.numbers[func] = self.numbers.get(func, numbers) | numbers
+        # Calls are looked up with all of these types. Without numbers of the others, both sets mean the same here.
+        same = (known - numbers).isdisjoint(map(type, given))
+        self.signatures.learn(start, given, known if same else numbers, signature)
         return self._results(Operation(signature, None, leaves, line))
 
     def _record_in_place(

@@ -12,6 +12,8 @@ from torch import nn
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu.deferred import capture_model, capture_optimizer, captured
+from ignite_ipu.deferred.graph import signatures
+from ignite_ipu.deferred.tensor import recording
 
 GENERATOR = torch.Generator().manual_seed(1)
 X = torch.randn(12, 3, 4, generator=GENERATOR)
@@ -104,3 +106,24 @@ def test_keyword_arguments_that_change_from_step_to_step() -> None:
 
     # Six bodies, each once with its first number and once for all others.
     assert compilations_of(5, train) == 12
+
+
+def test_whole_numbers_leave_other_calls_of_a_function_as_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a call with an `int`, those of tensors alone are looked up, too: each kind is recorded at length once."""
+    lengthy = []
+    monkeypatch.setattr(recording, "inferred_signature", lambda *args: lengthy.append(args[0]) or inferred(*args))
+    inferred = signatures.inferred_signature
+    model = nn.Linear(4, 3)
+    capture_model(model)
+    counts, total = torch.arange(3), torch.zeros(3)
+    for _ in range(2):
+        output = model(X[0]).sum(0).detach()
+        shifted = output + 1 + 2.5
+        for _ in range(5):
+            total = total + output
+        more = [output.argmax() + counts, output.argmax() + 1, output.argmax() + 2]
+    assert len(lengthy) < 16
+    expected = model.weight.detach().new_tensor(total.tolist()) / 10
+    assert shifted.tolist() == pytest.approx((expected + 3.5).tolist(), rel=1e-5)
+    place = int(expected.argmax())
+    assert [more[0].tolist(), *map(int, more[1:])] == [[place, place + 1, place + 2], place + 1, place + 2]
