@@ -56,9 +56,10 @@ REPLACED = Restriction(
     "it long enough before the model is prepared, as by a call with the longest input.",
 )
 WHOLE = Restriction(
-    "{where} writes into a buffer of integers or booleans of a model over several IPUs. A program carries it from call "
-    "to call on one IPU alone",
-    "Make it a torch.float32 buffer; or count in the loop, and pass the number to the model as a tensor.",
+    "{where} uses a written buffer of integers or booleans of a model over several IPUs. A program carries it from "
+    "call to call within the forward of its layer, on one IPU alone",
+    "Register it in a layer of one stage whose forward alone uses it, or make it a torch.float32 buffer; or count in "
+    "the loop, and pass the number to the model as a tensor.",
 )
 SHARED = Restriction(
     "{where} uses two tensors with memory in common, of which one changes. In PyTorch both change, and a device keeps "

@@ -7,7 +7,7 @@ from typing import Any, Callable, List, Sequence, Tuple
 
 import torch
 
-from ignite_ipu.capabilities.traced import FORMAT, WHOLE
+from ignite_ipu.capabilities.traced import FORMAT
 from ignite_ipu.errors import OptionsError, SessionError, listed, logger
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.forward.assigned_buffers import Assignments
@@ -99,16 +99,14 @@ class SideEffects:
     def carry_integers(self, leaves: Sequence[Any], several_ipus: bool) -> None:
         """Have the buffers of integers carried that a call writes, before PopTorch wraps the step.
 
-        Those that other programs of the model write are carried, too. Over several IPUs they are constants.
+        Those that other programs of the model write are carried, too.
 
         Raises:
-            SessionError: There are some, and the layers are placed on several IPUs; or an IPU lacks their type.
+            SessionError: There are some, and an IPU lacks their type.
             OptionsError: There are some, and each replica would have its own.
         """
         step, resolved = self._step, self._resolved
         names = step.written.integers(step, leaves, resolved.micro_batches)
-        if names and several_ipus:
-            raise SessionError(refusal_at(WHOLE, None, f"{type(step.model).__qualname__}.forward", listed(names)))
         if resolved.training and resolved.own_buffers:
             refuse_own_buffers(names, resolved.replicas)
         known = self._weights.integers
@@ -117,9 +115,9 @@ class SideEffects:
         lacked = [f"{name} of type {kind}" for name, kind in types.items() if kind not in CARRIED]
         if lacked:
             raise SessionError(refusal_at(FORMAT, None, f"{type(step.model).__qualname__}.forward", listed(lacked)))
-        read = [name for name, buffer in buffers.items() if id(buffer) in known and not several_ipus]
+        read = [name for name, buffer in buffers.items() if id(buffer) in known]
         known.update(id(buffers[name]) for name in names)
-        step.integers.carry(step, names, read)
+        step.integers.carry(step, names, read, several_ipus)
 
     def buffers(self, *parts: Any) -> Sequence[str]:
         """Return the names of the buffers that a call for a batch writes, by a call on the host if they are unknown."""

@@ -172,3 +172,69 @@ def test_the_place_of_a_pointer_is_a_tensor(update: Any) -> None:
         trained(Queue(reads_pointer=True), update)
     expected = trained(Queue(reads_pointer=True))
     torch.testing.assert_close(trained(Queue(reads_pointer=False), update), expected, rtol=1e-4, atol=1e-5)
+
+
+class Uses(nn.Module):
+    """A layer that counts in training how often each of its outputs is the largest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("used", torch.zeros(3, dtype=torch.long))
+        self.register_buffer("seen", torch.zeros(3, dtype=torch.bool))
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.used += F.one_hot(h.argmax(1), 3).sum(0)
+            self.seen |= self.used > 0
+        return h * (1 + self.used / 100) + self.seen
+
+
+class Staged(nn.Module):
+    """A network with such a layer, whose counts it may read itself."""
+
+    def __init__(self, reads: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.uses, self.last, self.reads = nn.Linear(6, 3), Uses(), nn.Linear(3, 3), reads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h: torch.Tensor = self.last(self.uses(self.first(x)))
+        return h * self.uses.used if self.reads else h
+
+
+def staged(model: nn.Module, accumulation: int, **config: Any) -> List[Any]:
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    if config:
+        ipu_prepare(optimizer, model, config=IPUConfig(**config))
+    seen: List[Any] = []
+    for number, (x, y) in enumerate(BATCHES):
+        (F.cross_entropy(model(x), y) / accumulation).backward()  # type: ignore[no-untyped-call]
+        if (number + 1) % accumulation == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                seen.append(model.eval()(x))
+            model.train()
+    return [*seen, *[value.clone() for value in model.state_dict().values()]]
+
+
+@pytest.mark.parametrize("second", ["uses", "last"])
+@pytest.mark.parametrize(
+    ("update", "execution", "accumulation"),
+    [
+        *((update, "sharded", 1) for update in ("device", "auto", "host")),
+        ("device", "pipelined", 3),
+    ],
+)
+def test_a_layer_of_several_ipus_counts(update: Any, execution: str, accumulation: int, second: str) -> None:
+    """Its stage reads and writes, so that the micro-batches of a pipeline count in their order."""
+    expected = staged(Staged(), accumulation)
+    placed = {"first": 0, second: 1}
+    found = staged(Staged(), accumulation, update=update, pipeline=placed, execution=execution)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_integers_of_another_layer_are_refused_over_several_ipus() -> None:
+    """The code that reads them may be on another IPU."""
+    with pytest.raises(SessionError, match=r"Staged\.forward uses a written buffer of integers.*over several IPUs"):
+        staged(Staged(reads=True), 1, pipeline={"first": 0, "last": 1}, execution="sharded")

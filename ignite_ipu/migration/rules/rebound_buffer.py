@@ -2,8 +2,8 @@
 
 A device keeps the tensors that the program was compiled with. A buffer that gets a tensor of its own shape and type,
 without gradients, is written in place. PopTorch by itself raises for it, too. Buffers of integers and booleans that
-forward writes are carried from call to call on one IPU, and refused over several. A flag in one may be set by the
-first call: the host makes it before anything is compiled.
+forward writes are carried from call to call; over several IPUs for a layer within one stage. A flag in one may be set
+by the first call: the host makes it before anything is compiled.
 
 Remedy: Give the buffer its longest shape, and change it in place: `self.seen.copy_(...)`.
 

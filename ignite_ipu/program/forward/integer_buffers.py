@@ -6,6 +6,10 @@ carries its value from call to call. Within a call forward has integers, compute
 written when the call ends. A number of 32 bits is carried in two halves, since float32 is exact up to 2**24. Programs
 that only read a buffer which another program of the model writes carry it, too.
 
+Over several IPUs the carrier is read and written by one stage, as the statistics of a normalisation are: forward of the
+layer that has the buffer, and no other code, has the integers. Otherwise the first stage of a pipeline would read
+before its last one has written.
+
 The integer buffer of the host is as new as the host's weights: it is encoded before each upload and decoded after each
 download.
 """
@@ -13,7 +17,7 @@ download.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Collection, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Collection, Dict, Iterator, List, NamedTuple, NoReturn, Sequence, Tuple
 from unittest import mock
 
 import torch
@@ -64,12 +68,26 @@ class _Carried(NamedTuple):
     known: torch.Tensor
     is_written: bool
 
+    def put(self, own: Dict[str, Any]) -> None:
+        """Let code that is traced have the integers, from the carrier among the step's `own` buffers."""
+        now = _decoded(own[self.carrier], dtype_of(self.buffer))
+        for table, name in self.places:
+            table[name] = now
+
+    def take(self, own: Dict[str, Any]) -> None:
+        """Write the integers into the carrier, if forward writes them."""
+        if self.is_written:
+            table, name = self.places[0]
+            with torch.no_grad():
+                own[self.carrier].copy_(_encoded(table[name], own[self.carrier]))
+
 
 class IntegerBuffers:
     """The integer buffers of a step that programs write, each with a float32 buffer that carries it on a device."""
 
     def __init__(self) -> None:
         self._carried: List[_Carried] = []
+        self._are_placed = False
 
     def __bool__(self) -> bool:
         return bool(self._carried)
@@ -82,8 +100,14 @@ class IntegerBuffers:
         """Their names in the step."""
         return [each.name for each in self._carried]
 
-    def carry(self, step: nn.Module, written: Collection[str], read: Sequence[str] = ()) -> None:
-        """Carry the buffers that forward writes from now on and those that it may read, by name, and no others."""
+    def carry(
+        self, step: nn.Module, written: Collection[str], read: Sequence[str] = (), several_ipus: bool = False
+    ) -> None:
+        """Carry the buffers that forward writes from now on and those that it may read, by name, and no others.
+
+        If the layers are on several IPUs, those of a layer are there alone.
+        """
+        self._are_placed = several_ipus
         own = vars(step)[BUFFERS]
         for each in self._carried:
             own.pop(each.carrier, None)
@@ -147,20 +171,24 @@ class IntegerBuffers:
         if not self._carried:
             yield
             return
-        own = vars(step)[BUFFERS]
+        own, modules = vars(step)[BUFFERS], all_modules(step)
         before = [(table, name, table[name]) for each in self._carried for table, name in each.places]
         try:
-            for each in self._carried:
-                now = _decoded(own[each.carrier], dtype_of(each.buffer))
-                for table, name in each.places:
-                    table[name] = now
-            with _blocks_refused(step, self.names):
+            with _Blocks(self.names) as blocks:
+                if self._are_placed or _begin_blocks(modules):
+                    with contextlib.ExitStack() as stack:
+                        for module in modules:
+                            carried = [each for each in self._carried if each.places[0][0] is vars(module)[BUFFERS]]
+                            if carried:
+                                stack.enter_context(_carried_within(module, carried, own, blocks))
+                        yield
+                    return
+                for each in self._carried:
+                    each.put(own)
                 yield
-            written = [each for each in self._carried if each.is_written]
-            with torch.no_grad():
-                for each in written:
-                    table, name = each.places[0]
-                    own[each.carrier].copy_(_encoded(table[name], own[each.carrier]))
+                blocks.refuse_opened(0)
+                for each in self._carried:
+                    each.take(own)
         finally:
             for table, name, tensor in before:
                 table[name] = tensor
@@ -215,21 +243,100 @@ def _largest(values: torch.Tensor) -> int:
     return max(int(values.max()), int(values.min()), key=abs)
 
 
+class _Blocks:
+    """Context that notes blocks on several IPUs, which forward opens while it is traced.
+
+    A stage of a pipeline would read integers before a later one has written them. So all code that uses them has to be
+    in one block.
+
+    Args:
+        names: The names of the integers.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names, self.opened = names, 0
+        self._patch: Any = None
+
+    def __enter__(self) -> _Blocks:
+        poptorch: Any = backend.poptorch()
+        start = poptorch.Block.start
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self.opened += 1
+            return start(*args, **kwargs)
+
+        self._patch = mock.patch.object(poptorch.Block, "start", staticmethod(noted))
+        self._patch.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._patch.stop()
+
+    def refuse_opened(self, before: int) -> None:
+        """Refuse blocks that were opened since there were so many `before`."""
+        if self.opened > before:
+            self.refuse()
+
+    def refuse(self) -> NoReturn:
+        raise SessionError(refusal_at(WHOLE, current_line().place, NO_FUNCTION, ", ".join(self._names)))
+
+
+class _Elsewhere:
+    """In the place of a layer's integers for code outside of its forward, maybe on another IPU: refuses every use."""
+
+    def __init__(self, blocks: _Blocks) -> None:
+        self._blocks = blocks
+
+    def __getattr__(self, name: str) -> Any:
+        self._blocks.refuse()
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [*args, *(kwargs or {}).values()]
+        next(each for each in given if isinstance(each, _Elsewhere)).shape  # noqa: B018
+
+
 @contextlib.contextmanager
-def _blocks_refused(step: nn.Module, names: Sequence[str]) -> Iterator[None]:
-    """Refuse blocks on several IPUs: a pipeline's first stage would read before its last one has written."""
-    poptorch: Any = backend.poptorch()
-    modules = all_modules(step)
-    hooks = [hook for module in modules for hook in forward_pre_hooks_of(module).values()]
-    opened: List[Any] = [hook for hook in hooks if type(hook).__module__.startswith(poptorch.__name__)]
-    opened += [module for module in modules if type(module).__name__ == "LegacyBeginBlockFn"]
-    start = poptorch.Block.start
+def _carried_within(
+    module: nn.Module, carried: Sequence[_Carried], own: Dict[str, Any], blocks: _Blocks
+) -> Iterator[None]:
+    """Have integers of a layer in its forward alone, which is traced in the `with` block, and whose IPU has them."""
+    forward, attributes, away = module.forward, vars(module), _Elsewhere(blocks)
 
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        opened.append(args)
-        return start(*args, **kwargs)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if _begin_blocks(all_modules(module)[1:]):
+            blocks.refuse()
+        opened = blocks.opened
+        for each in carried:
+            each.put(own)
+        output = forward(*args, **kwargs)
+        blocks.refuse_opened(opened)
+        for each in carried:
+            each.take(own)
+        keep_away()
+        return output
 
-    with mock.patch.object(poptorch.Block, "start", staticmethod(noted)):
+    def keep_away() -> None:
+        for each in carried:
+            for table, name in each.places:
+                table[name] = away
+
+    keep_away()
+    before = attributes.get("forward")
+    attributes["forward"] = called
+    try:
         yield
-    if opened:
-        raise SessionError(refusal_at(WHOLE, current_line().place, NO_FUNCTION, ", ".join(names)))
+    finally:
+        if before is None:
+            del attributes["forward"]
+        else:
+            attributes["forward"] = before
+
+
+def _begin_blocks(modules: Sequence[nn.Module]) -> bool:
+    """Return whether blocks on several IPUs begin at modules, by `poptorch.BeginBlock`."""
+    poptorch: Any = backend.poptorch()
+    hooks = (hook for module in modules for hook in forward_pre_hooks_of(module).values())
+    if any(type(hook).__module__.startswith(poptorch.__name__) for hook in hooks):
+        return True
+    return any(type(module).__name__ == "LegacyBeginBlockFn" for module in modules)

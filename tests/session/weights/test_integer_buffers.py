@@ -210,6 +210,39 @@ def test_programs_read_the_counts_of_others():
     assert compiled == [1, 1, 2]
 
 
+@pytest.mark.parametrize("annotated", [False, True])
+def test_a_layer_within_one_stage_counts(annotated):
+    """By the placement of a trainer, or by annotations of the model."""
+
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.tensor(70_000))
+
+        def forward(self, x):
+            self.calls += 3
+            return x * self.calls / 2**17
+
+    def made_of_three():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 4), Counting(), nn.Linear(4, 3))
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    (model, optimizer), (reference, native) = made_of_three(), made_of_three()
+    if annotated:
+        poptorch.BeginBlock(model[0], ipu_id=0)
+        poptorch.BeginBlock(model[1], ipu_id=1)
+    settings = {} if annotated else {"pipeline": {"0": 0, "1": 1}}
+    trainer = create_ipu_trainer(
+        model, optimizer, CROSS_ENTROPY, gradient_accumulation_steps=4, device_iterations=1, **settings
+    )
+    trainer.run(LOADER, max_epochs=2)
+    expected = create_supervised_trainer(reference, native, CROSS_ENTROPY, gradient_accumulation_steps=4)
+    expected.run(LOADER, max_epochs=2)
+    assert_same_weights(model, reference)
+    assert model[1].calls == reference[1].calls > 70_000
+
+
 def test_several_ipus_are_refused():
     """Replicas would each count, and the stages of a pipeline read before later ones have written."""
 
