@@ -145,6 +145,7 @@ class TrainingCalls:
 
     def _call_for_gradients(self, program: ModelProgram, leaves: Sequence[Any], batch: Any, share: float = 1.0) -> Any:
         """Return the result of a program's call, and add its gradients, times a share, to those of the parameters."""
+        self._weights.notice_edits()  # of the optimizer, if its step evaluates the loss several times
         guard = self._hooks.guard
         if guard is None:
             results = self.prepare(leaves, batch)(*leaves)
@@ -234,9 +235,11 @@ class TrainingCalls:
             if problem is not None:
                 raise SessionError(problem)
             self._hooks_handles = RemovableHandle.next_id
-        if programs.shared.others:
+        moves = bool(programs.shared.others)
+        if moves:
             programs.shared.take_over()
         if executor is None or not executor.isAttachedToDevice():
+            moves = True
             if not program.compiled:
                 trained.check_any_trained()
             with programs.loading(program):
@@ -244,7 +247,8 @@ class TrainingCalls:
                     trained.drop_aside()  # they were compiled with other constants
                 executor = program.load(leaves, batch, ahead)
         if isinstance(kind, GradientKind):
-            self._weights.notice_edits()
+            if moves:
+                self._weights.notice_edits()  # other models have brought weights that are this one's, too
             refresh_weights(kind, executor, self._weights)
             return executor
         if link.push(executor):

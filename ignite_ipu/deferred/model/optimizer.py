@@ -27,6 +27,7 @@ from ignite_ipu.errors import CaptureError, OptimizerError
 from ignite_ipu.optimizers.host_link import note_step
 from ignite_ipu.optimizers.step_hooks import of_scripts
 from ignite_ipu.program.refusal_frames import brief_refusals
+from ignite_ipu.program.tensors.raw import set_gradient
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.weights.access import AccessTracker, is_watched, unwatch_tensors, watch_tensors
@@ -38,6 +39,7 @@ from ignite_ipu.torch_names.optimizers import (
     post_hooks_of,
     pre_hooks_of,
 )
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
 def capture_optimizer(optimizer: torch.optim.Optimizer, alone: bool = False, setup: Optional[Setup] = None) -> None:
@@ -255,6 +257,11 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
             update.zero_grad(self, set_to_none)
         return
     on_host = self.__dict__[WATCH].on_host()
+    if on_host and set_to_none and type(self).zero_grad is torch.optim.Optimizer.zero_grad:
+        with DisableTorchFunctionSubclass():  # as PyTorch's method does, but without an access to watched parameters
+            for parameter in held_tensors(self):
+                set_gradient(parameter, None)
+        return
     if on_host:
         with contextlib.ExitStack() as stack:
             for each in on_host:

@@ -119,11 +119,6 @@ class EditDetector:
             )
         return found if edited else None
 
-    def note_unwatched(self) -> None:
-        """Note that tensors may have been written while nothing followed accesses to them."""
-        if self.accesses is not None:
-            self.accesses.any = True
-
     def note_step(self, held: Sequence[torch.Tensor], gradients: Sequence[Optional[torch.Tensor]]) -> None:
         """Note that a step on the host may have written the tensors that it holds, with their `gradients` before it.
 
@@ -131,7 +126,8 @@ class EditDetector:
         tensor that has a gradient, or had one before, counts as written at the next look.
         """
         self._steps.append((held, gradients))
-        self.note_unwatched()
+        if self.accesses is not None:
+            self.accesses.any = True
 
     def is_silently_edited(self) -> bool:
         """Return whether an undetectable write may have occurred: to a buffer, without a training program."""
