@@ -33,6 +33,10 @@ _LONG = (
     "emulator/compiler/test_inductor",
     "test_examples",
     "test_docs",
+    "test_auto",
+    "test_python38",
+    "test_site.py::test_sentences",
+    "test_torch_names.py::test_nothing_else",
 )
 
 # Set by pytest around each phase of a test, and by third-party libraries when they are first imported.
