@@ -193,9 +193,12 @@ def hook(player: Player, which: int) -> None:
 
 
 def hook_that_looks(player: Player, which: int) -> None:
+    """Look at one gradient by a hook: PyTorch promises no order of the hooks on several."""
     parameter = player.parameter(which)
     if parameter.requires_grad:
-        player.hooks.append(parameter.register_hook(lambda gradient: player.note([gradient])))
+        while player.looking:
+            player.looking.pop().remove()
+        player.looking.append(parameter.register_hook(lambda gradient: player.note([gradient])))
 
 
 def hook_after(player: Player, which: int) -> None:
@@ -211,6 +214,7 @@ def _scale(parameter: torch.Tensor) -> None:
 
 
 def unhook(player: Player, which: int) -> None:
-    for each in player.hooks:
+    for each in [*player.hooks, *player.looking]:
         each.remove()
     player.hooks.clear()
+    player.looking.clear()

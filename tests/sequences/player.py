@@ -68,6 +68,7 @@ class Player:
         self.kept: List[Optional[torch.Tensor]] = []
         self.held: List[torch.Tensor] = []
         self.hooks: List[Any] = []
+        self.looking: List[Any] = []
         self.saved, self.saved_optimizers = self.start, self.optimizer_start
         if update is not None:
             settings: Dict[str, Any] = {} if update == "device" else {"update": update}

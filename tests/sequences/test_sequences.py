@@ -217,6 +217,12 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         ),
         # A view of a weight is held while a program runs with other weights.
         ("Buffers", ("SGD",), "step forward gradients_added_together:4", "same"),
+        # A parameter is frozen after a read for which the update ran, and before the loss goes backward.
+        ("BatchNorm", ("Adam",), "step zero_grad forward read_loss freeze_module:1 backward", "same"),
+        # A step changes no weight, and one is written after it.
+        ("BatchNorm", ("AdamW",), "zero_grad forward step_with_plain_closure:6 write_data:1 backward", "same"),
+        # Gradients were clipped together, and one of them is gone.
+        ("Attributes", ("AdamW",), "clip step gradient_deleted:3 forward backward", "same"),
         # One optimizer steps before the other, whose losses were computed before both.
         ("Adversaries", ("SGD", "Adam"), "forward backward step forward backward", "same"),
     ],

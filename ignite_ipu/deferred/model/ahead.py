@@ -98,6 +98,14 @@ def _confirm(update: FusedUpdate, made: Mapping[Loss, Made], loss: Loss, reached
         update.loop.now.updates.leave_device(f"The gradients of the update made at {uncleared} are used again.")
         update.loop.now.backward(loss)
         return
+    update.loop.edits.look()
+    try:
+        for each in reached:
+            each.training.modes.check_trained(loss, each.training.own)
+    except CaptureError as error:
+        update.loop.now.updates.leave_device(str(error), error)
+        update.loop.now.backward(loss)
+        return
     early.confirm(uncleared)
     for each in reached:
         books.gradients.add(each.gradients.own, loss)

@@ -18,7 +18,7 @@ from ignite_ipu.deferred.model.host_updates import HostUpdates
 from ignite_ipu.deferred.model.leaving import leave_device
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import note_backward
-from ignite_ipu.deferred.model.turns import Values
+from ignite_ipu.deferred.model.turns import Older, Values
 from ignite_ipu.deferred.tensor.inputs import gradients_return, refuse_differentiated
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import Line, current_line
@@ -193,7 +193,7 @@ class FusedUpdates:
     def weights_then(self, operation: Operation) -> Optional[Values]:
         return None if operation.model is not None and self.are_stale(operation) else []
 
-    def note_changes(self, changed: Sequence[int]) -> None:
+    def note_changes(self, changed: Sequence[int], before: Optional[Older] = None) -> None:
         """The device changes them."""
 
     def are_stale(self, call: Operation) -> bool:

@@ -7,12 +7,19 @@ Gradients stay on the device. The book records their losses, and the lines that 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.program.user_code import Line
 
 _MOST_RELATIONS = 256
+
+
+class Clip(NamedTuple):
+    """Clipping of the gradients of some parameters, by their ids, to a norm of all of them together."""
+
+    norm: float
+    ids: FrozenSet[int]
 
 
 @dataclasses.dataclass(eq=False)
@@ -25,7 +32,7 @@ class Entry:
         zeros: Where the gradients were made zero instead of None, if they were.
         used: Where an update used gradients that are still there.
         made: The losses of that update as they were, if they are kept.
-        clip: The norm that the used gradients were clipped to, None for none.
+        clip: How the used gradients were clipped, None for not.
         unknown: Reason why the values of the gradients are lost, if they are.
         given: The ids of parameters that had gradients of losses when these were made zero, before any update, or when
             weights of the model were replaced.
@@ -37,7 +44,7 @@ class Entry:
     used: Optional[Line] = None
     unknown: Optional[str] = None
     made: List[Any] = dataclasses.field(default_factory=list)
-    clip: Optional[float] = None
+    clip: Optional[Clip] = None
     given: FrozenSet[int] = frozenset()
 
     @property
@@ -127,10 +134,11 @@ class GradientBook:
 
         `made` has the losses as they were, if they are kept; `clip` is the norm that gradients were clipped to.
         """
+        clipping = None if clip is None else Clip(clip, ids)
         for entry in self.within(ids):
             if entry.exists:
                 entry.made = [made[loss] for loss in entry.losses if loss in made] if made else []
-                entry.losses, entry.used, entry.clip = [], line, clip
+                entry.losses, entry.used, entry.clip = [], line, clipping
 
     def drop(self, losses: Sequence[Loss]) -> None:
         """Take losses out of all entries: their gradients are lost."""

@@ -37,6 +37,7 @@ from ignite_ipu.deferred.model.kept_weights import KeptWeights
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import average, note_backward
 from ignite_ipu.deferred.model.turns import (
+    Older,
     Values,
     begin_again,
     draws,
@@ -315,19 +316,19 @@ class HostUpdates:
         held = held_tensors(optimizer)
         if USES:
             keep_weights([self._loop])
-        self.kept.keep_before_step(held)
+        before = self.kept.keep_before_step(held)
         if self._loop.evaluations.waiting:
             self._loop.evaluations.before_weights_change()
         if self._loop.buffers.waiting:
             self._loop.buffers.before_weights_change()
         detector, max_norm = self._loop.session.weights.detector, self._loop.setup.config.max_grad_norm
 
-        def note_changes() -> None:
+        def note_changes(before: Optional[Older] = None) -> None:
             loop = self._loop.now  # a closure may have joined it with others
             if loop.session.weights.detector is not detector:
                 loop.session.weights.detector.note_step(held, [None] * len(held))
             written = loop.edits.ignore()
-            loop.updates.note_changes([key for key in map(id, held) if key in written])
+            loop.updates.note_changes([key for key in map(id, held) if key in written], before)
 
         with HostStep(detector, held) as step:
 
@@ -344,5 +345,5 @@ class HostUpdates:
             if max_norm is not None:
                 clip_grad_norm_(list(held), max_norm)
             yield wrapped
-        note_changes()
+        note_changes(before)
         note_step(optimizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -118,16 +119,18 @@ class KeptWeights:
         self._older += older
         self._release()
 
-    def keep_before_step(self, held: Sequence[torch.Tensor]) -> None:
-        """Keep weights that are about to change, if something that may go backward was computed with them."""
+    def keep_before_step(self, held: Sequence[torch.Tensor]) -> Optional[Older]:
+        """Keep weights that a step may change, if something that may go backward was computed with them."""
         self._loop.edits.look()
         if self._loop.edits.older:
             self.follow_edits()
         if self._older:
             self._release()
         needed = self._needed(held)
-        if needed:
-            self._older.append(Older(CLOCK.now, [(each, plain(each).clone()) for each in needed]))
+        if not needed:
+            return None
+        self._older.append(Older(CLOCK.now, [(each, plain(each).clone()) for each in needed]))
+        return self._older[-1]
 
     def are_stale(self, call: Operation) -> bool:
         """Return whether weights that a call used have changed since."""
@@ -178,12 +181,17 @@ class KeptWeights:
         self._last_change = max(self._last_change, *stepped.values())
         self._older += older
 
-    def note_changes(self, changed: Sequence[int]) -> None:
-        """Note that PyTorch has changed weights, by their ids."""
+    def note_changes(self, changed: Sequence[int], before: Optional[Older] = None) -> None:
+        """Note that PyTorch has changed weights, by their ids; of those kept `before` a step, these alone are needed."""
         self._changed.update(dict.fromkeys(changed, CLOCK.now))
         if changed:
             self.changes += 1
             self._last_change = CLOCK.now
+        if before is not None:
+            pairs = [pair for pair in before.values if self._changed.get(id(pair[0]), -1) >= before.taken]
+            if len(pairs) < len(before.values):
+                others = [each for each in self._older if each is not before]
+                self._older = [*others, dataclasses.replace(before, values=pairs)] if pairs else others
 
     def merge(self, other: KeptWeights) -> None:
         """Take over the values of a loop that is joined with this one."""

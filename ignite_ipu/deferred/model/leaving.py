@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import torch
 
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.ahead import take_back
-from ignite_ipu.deferred.model.fused_update import Books, FusedUpdate
-from ignite_ipu.deferred.model.gradients import Entry, GradientBook
+from ignite_ipu.deferred.model.fused_update import Books
+from ignite_ipu.deferred.model.gradients import GradientBook
 from ignite_ipu.deferred.model.host_updates import HostUpdates
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import average
@@ -53,9 +53,7 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
         update.training.forget_program()
         take_back(update)
         stepped.update(dict.fromkeys(update.gradients.own & books.gradients.all, update.turn.stepped))
-    parameters = loop.modes.parameters
-    with DisableTorchFunctionSubclass():
-        before = loop.updates, list(map(gradient_of, parameters))
+    before = loop.updates, _gradients(loop)
     restore = loop.buffers.state_of([operation for loss in loop.updates.pending for operation in loss.operations])
     loop.edits.ignore()
     on_host.optimizers = list(loop.updates.optimizers)
@@ -66,17 +64,13 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
         for state in [each for each in states if each is not None][:1]:
             on_host.training.set_random_state(state)
         loop.guide(loop.session)
-        with DisableTorchFunctionSubclass():
-            for parameter in zeros:
-                set_gradient(parameter, torch.zeros_like(plain(parameter)))
+        _set_gradients([(each, torch.zeros_like(plain(each))) for each in zeros])
         _bring_gradients(loop, books, on_host)
     except BaseException as error:
         # The device still makes the next update; the gradients that could not be computed are lost.
         loop.updates = before[0]
         loop.guide(loop.session)
-        with DisableTorchFunctionSubclass():
-            for parameter, gradient in zip(parameters, before[1]):
-                set_gradient(parameter, gradient)
+        _set_gradients(list(before[1].items()))
         for update in books.updates:
             update.discard(f"the change to updates on the host failed: {type(error).__name__}: {error}")
         restore()
@@ -88,10 +82,12 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
 def _bring_gradients(loop: Loop, books: Books, on_host: HostUpdates) -> None:
     """Compute all gradients in the books, and put them where PyTorch has them."""
     plan = _plan(books.gradients)
-    clips = [
-        (update, next((entry.clip for entry in update.gradients.entries if entry.made), None))
-        for update in books.updates
-    ]
+    used = [entry for entry in books.gradients.entries if entry.made]
+    clips = list({entry.clip: None for entry in used if entry.clip is not None})
+    # The norm was that of all, of which some may have been cleared since: these come back for it.
+    cleared = frozenset().union(*[clip.ids for clip in clips]).difference(*[entry.ids for entry in used])
+    aside = [(each, gradient) for each, gradient in _gradients(loop).items() if id(each) in cleared]
+    _set_gradients([(each, None) for each, _ in aside])
     for loss, ids, made in plan:
         if made is not None:
             with made.rewound():
@@ -99,19 +95,21 @@ def _bring_gradients(loop: Loop, books: Books, on_host: HostUpdates) -> None:
     reducers = reducers_within(loop.module)
     if any(made is not None for _, _, made in plan):
         average(reducers, loop.modes.parameters, repeated=True)
-    for update, norm in clips:
-        update.training.gradients.clip_on_host(_gradients(loop, update), norm, awaited=False)
+    for clip in clips:
+        found = {id(each): gradient for each, gradient in _gradients(loop).items() if id(each) in clip.ids}
+        books.updates[0].training.gradients.clip_on_host(found, clip.norm, awaited=False)
+    _set_gradients(aside)
     for loss, ids, made in plan:
         if made is None:
             on_host.gradients.add(loss, ids)
     if any(made is None for _, _, made in plan):
         average([reducer for reducer in reducers if not reducer.local], loop.modes.parameters)
     for update in books.updates:
-        clipping, gradients = update.training.clipping, _gradients(loop, update)
-        if clipping.asked:
-            # The optimizer may hold others by now.
-            gradients = {key: gradient for key, gradient in gradients.items() if key in clipping.clipped}
-        update.training.gradients.clip_on_host(gradients, clipping.so_far)
+        clipping = update.training.clipping
+        # The optimizer may hold others by now.
+        ids = clipping.clipped if clipping.asked else update.gradients.own
+        found = {id(each): gradient for each, gradient in _gradients(loop).items() if id(each) in ids}
+        update.training.gradients.clip_on_host(found, clipping.so_far)
         clipping.asked = False
 
 
@@ -122,27 +120,27 @@ def _plan(book: GradientBook) -> List[Tuple[Loss, Any, Any]]:
     """
     found: Dict[int, Tuple[Loss, Any, Any]] = {}
 
-    def add(loss: Loss, entry: Entry, made: Any) -> None:
+    def add(loss: Loss, ids: FrozenSet[int], made: Any) -> None:
         if made is not None:
             with made.rewound():
                 trained = trained_in(loss)
         else:
             trained = trained_in(loss)
-        if entry.ids.isdisjoint(trained):
+        if ids.isdisjoint(trained):
             return  # they were frozen, and have no gradients of it
         known = found.get(id(loss))
         if known is None:
-            found[id(loss)] = (loss, entry.ids, made)
+            found[id(loss)] = (loss, ids, made)
             return
         # Of several optimizers' updates the first began with the weights that the loss was computed with.
         first = min((each for each in (known[2], made) if each is not None), key=lambda each: each.number, default=None)
-        found[id(loss)] = (loss, known[1] | entry.ids, first)
+        found[id(loss)] = (loss, known[1] | ids, first)
 
     for entry in book.entries:
         for made in entry.made:
-            add(made.loss, entry, made.first)
+            add(made.loss, entry.ids if entry.clip is None else entry.clip.ids, made.first)
         for loss in entry.losses:
-            add(loss, entry, None)
+            add(loss, entry.ids, None)
     return sorted(found.values(), key=lambda planned: planned[0].number)
 
 
@@ -174,9 +172,15 @@ def _is_zero(books: Books, parameter: torch.Tensor) -> bool:
     return id(parameter) in entry.given or any(id(parameter) in update.training.reached() for update in holding)
 
 
-def _gradients(loop: Loop, update: FusedUpdate) -> Dict[int, Any]:
+def _gradients(loop: Loop) -> Dict[torch.Tensor, Optional[torch.Tensor]]:
     with DisableTorchFunctionSubclass():
-        return {id(each): gradient_of(each) for each in loop.modes.parameters if id(each) in update.gradients.own}
+        return {each: gradient_of(each) for each in loop.modes.parameters}
+
+
+def _set_gradients(gradients: Sequence[Tuple[torch.Tensor, Optional[torch.Tensor]]]) -> None:
+    with DisableTorchFunctionSubclass():
+        for parameter, gradient in gradients:
+            set_gradient(parameter, gradient)
 
 
 def _megabytes(loop: Loop) -> float:

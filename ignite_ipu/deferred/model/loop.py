@@ -32,7 +32,7 @@ from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.deferred.model.evaluations import EvaluationBook
 from ignite_ipu.deferred.model.following import LoopFollower, Withheld
 from ignite_ipu.deferred.model.host_reads import HostReads
-from ignite_ipu.deferred.model.turns import Values
+from ignite_ipu.deferred.model.turns import Older, Values
 from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
 from ignite_ipu.errors import logger
 from ignite_ipu.program.config import IPUConfig
@@ -147,8 +147,8 @@ class Updates(Protocol):
     def weights_then(self, operation: Operation) -> Optional[Values]:
         """Return the weights that have changed since an operation used them, as they were; None if some are lost."""
 
-    def note_changes(self, changed: Sequence[int]) -> None:
-        """Note that PyTorch has changed weights, by their ids."""
+    def note_changes(self, changed: Sequence[int], before: Optional[Older] = None) -> None:
+        """Note that PyTorch has changed weights, by their ids; of those kept `before` a step, these alone are needed."""
 
     def are_stale(self, call: Operation) -> bool:
         """Return whether weights that a call used have been updated since."""

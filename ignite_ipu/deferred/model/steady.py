@@ -151,6 +151,6 @@ class Steady:
             operations = losses[0].operations
             self.update.fail(losses, error, [False] * len(operations), operations)
             raise
-        entry.losses, entry.used, entry.clip = [], current_line(above=2), training.clipping.norm
+        entry.losses, entry.used = [], current_line(above=2)
         self.update.turn.stepped = CLOCK.now
         return True
