@@ -182,7 +182,7 @@ class KeptWeights:
         self._older += older
 
     def note_changes(self, changed: Sequence[int], before: Optional[Older] = None) -> None:
-        """Note that PyTorch has changed weights, by their ids; of those kept `before` a step, these alone are needed."""
+        """Note that PyTorch has changed weights, by their ids; of those `before` a step, only these are needed."""
         self._changed.update(dict.fromkeys(changed, CLOCK.now))
         if changed:
             self.changes += 1

@@ -148,7 +148,7 @@ class Updates(Protocol):
         """Return the weights that have changed since an operation used them, as they were; None if some are lost."""
 
     def note_changes(self, changed: Sequence[int], before: Optional[Older] = None) -> None:
-        """Note that PyTorch has changed weights, by their ids; of those kept `before` a step, these alone are needed."""
+        """Note that PyTorch has changed weights, by their ids; of those `before` a step, only these are needed."""
 
     def are_stale(self, call: Operation) -> bool:
         """Return whether weights that a call used have been updated since."""
