@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.profiling.layers import Granularity, select_layers
 from ignite_ipu.pipeline.profiling.profile import Crossing, Layer, Profile, SavedTensor, SharedWeight, TensorSize
+from ignite_ipu.program.forward.module_attributes import plain_attributes, tensors_in
 from ignite_ipu.program.module_state import modes_kept
 from ignite_ipu.program.tensors.raw import plain, requires_grad
 from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of, tree_flatten, tree_map
@@ -126,8 +127,15 @@ def _ordinary(model: nn.Module) -> nn.Module:
 
 
 def _twin(model: nn.Module, make: Callable[[Tensor], Tensor]) -> nn.Module:
-    """Return a copy of a model with other tensors as parameters and buffers."""
+    """Return a copy of a model with other tensors as parameters and buffers.
+
+    A copy of a result that a call has left in an attribute would read it, so zeros are there.
+    """
     memo: Dict[int, Any] = {}
+    attributes = [value for module in model.modules() for value in plain_attributes(module.__dict__).values()]
+    for tensor in (tensor for value in attributes for tensor in tensors_in(value)):
+        if type(tensor) not in (Tensor, nn.Parameter):
+            memo[id(tensor)] = make(torch.zeros(tensor.shape, dtype=tensor.dtype))
     with DisableTorchFunctionSubclass():
         for tensor in (*model.parameters(), *model.buffers()):
             twin = make(plain(tensor))

@@ -299,3 +299,21 @@ def test_attention_in_half_precision_keeps_half_of_what_it_keeps_in_float32():
             profile = measure(Attending().to(dtype), torch.zeros(4, 10, 16, dtype=dtype))
         kept.append(sum(layer.saved_bytes for layer in profile.layers))
     assert kept[0] == 2 * kept[1] > 0
+
+
+class Pending(torch.Tensor):
+    """A result whose value a copy would read."""
+
+    copies = 0
+
+    def __deepcopy__(self, memo):
+        Pending.copies += 1
+        return super().__deepcopy__(memo)
+
+
+def test_results_in_attributes_are_not_read():
+    """Pruning keeps the weight of the last call in its layer, which a device may have yet to compute."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    model[0].left = [torch.ones(4, 3).as_subclass(Pending)]
+    assert measure(model, torch.ones(5, 3)).forward_flops == 2 * 5 * (3 * 4 + 4 * 2)
+    assert Pending.copies == 0
