@@ -155,8 +155,9 @@ class Value:
 
 def keep_weights(loops: Sequence[CapturedLoop]) -> None:
     """Keep the weights of loops, some about to change, that functions without known results were called with."""
-    for operation in list(USES):
-        for leaf in operation.leaves:
+    for use in list(USES.values()):
+        operation = use()
+        for leaf in () if operation is None else operation.leaves:
             if type(leaf) is Input and leaf.model is not None and leaf.model.loop in loops:
                 leaf.model.loop.reads.show_weights([operation])
                 leaf.set_aside()
@@ -250,11 +251,11 @@ class CallSignature:
         self.chain: Callable[[], Any] = _nobody
 
 
-USES: weakref.WeakSet[Operation] = weakref.WeakSet()
-"""Functions that were called with weights of captured models, until their results go backward."""
+USES: Dict[int, weakref.ref[Operation]] = {}
+"""Functions that were called with weights of captured models, until their results go backward; by their numbers."""
 
-DIFFERENTIATED: weakref.WeakSet[Operation] = weakref.WeakSet()
-"""Operations of tensors that are no weights, with respect to which losses are differentiated."""
+DIFFERENTIATED: Dict[int, weakref.ref[Operation]] = {}
+"""Operations of tensors that are no weights, with respect to which losses are differentiated; by their numbers."""
 
 NORM = CallSignature(
     None, flatten(((), {}), []), False, flatten(torch.empty(()), []), [Shape((), (), torch.float32, False)]
@@ -297,9 +298,9 @@ class Operation:
         for leaf in leaves:
             if type(leaf) is Input:
                 if leaf.parameter is not None and model is None:
-                    USES.add(self)
+                    _note_in(USES, self)
                 elif leaf.differentiated:
-                    DIFFERENTIATED.add(self)
+                    _note_in(DIFFERENTIATED, self)
             elif type(leaf) is Value:
                 reference = weakref.ref(self)
                 leaf.consumers.append(reference)
@@ -391,6 +392,18 @@ class Operation:
         self.done, self._is_live = True, keep
         if not keep:
             self.leaves, self.before = (), {}
+
+
+def _note_in(table: Dict[int, weakref.ref[Operation]], operation: Operation) -> None:
+    """Have an operation in a table as long as it lives."""
+    number = operation.number
+    table[number] = weakref.ref(operation, lambda _: table.pop(number, None))
+
+
+def leave_uses(operations: Iterable[Operation]) -> None:
+    """Take operations that went backward out of `USES`."""
+    for operation in operations:
+        USES.pop(operation.number, None)
 
 
 def replayed(

@@ -28,6 +28,7 @@ class CapturedLoop(Protocol):
     """A captured loop, `Loop`, as recorded operations see it."""
 
     updates: Any
+    steady: Any
 
     @property
     def name(self) -> str: ...

@@ -92,7 +92,7 @@ class FusedGradients:
 
     def clear(self, ids: FrozenSet[int], set_to_none: bool = True) -> None:
         """Clear the gradients of parameters on the device, to None or to zeros."""
-        book, views, every, self.books.steady = self.books.gradients, self.books.views, self.books.updates, None
+        book, views, every, self._loop.steady = self.books.gradients, self.books.views, self.books.updates, None
         updates = every if len(every) == 1 and ids is every[0].gradients.own else _sharing(every, ids)
         if self._loop.updates.may_leave and self._keeps_from_clearing(updates, ids):
             self._loop.updates.leave_device(f"Gradients that no update has used are cleared at {current_line()}.")

@@ -10,7 +10,7 @@ import torch
 
 from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
-from ignite_ipu.deferred.graph.operations import USES, Operation, keep_weights
+from ignite_ipu.deferred.graph.operations import USES, Operation, keep_weights, leave_uses
 from ignite_ipu.deferred.graph.owners import MODEL, held_by
 from ignite_ipu.deferred.graph.step_graph import Loss, gradient_path
 from ignite_ipu.deferred.model.early_update import EarlyUpdate
@@ -34,7 +34,6 @@ class Books:
 
     Attributes:
         updates: The updates by each optimizer; one by all parameters until optimizers are known.
-        steady: The facts of the last update, None if the next event needs a look at the books.
     """
 
     loop: Loop
@@ -43,7 +42,6 @@ class Books:
     history: History
     updates: List[FusedUpdate] = dataclasses.field(default_factory=list)
     hooks: GradientHooks = dataclasses.field(default_factory=GradientHooks)
-    steady: Optional[Steady] = None
 
     def refuse_hooks(self) -> None:
         """Raise a CaptureError if there are hooks on gradients of parameters, which a fused update cannot call."""
@@ -189,7 +187,7 @@ class FusedUpdate:
         for entry in entries:
             entry.losses.append(loss)
         if USES:
-            USES.difference_update(loss.operations)
+            leave_uses(loss.operations)
 
     def step(self) -> None:
         """Make the update of the losses that went backward; raises a CaptureError if a fused update cannot."""
@@ -204,7 +202,7 @@ class FusedUpdate:
             self.loop.withheld.update = None
             self.early = None
             return
-        books, self.books.steady = self.books, None
+        books, self.loop.steady = self.books, None
         self.look()
         books.views.refuse_those_of_the_host(self.gradients.own)
         entries = self.gradients.entries
@@ -224,7 +222,7 @@ class FusedUpdate:
                 clipping.asked = asked
                 raise
             books.gradients.use(self.gradients.own, line, made, clipping.norm)
-            books.steady = Steady.of(self)
+            self.loop.steady = Steady.of(self)
 
     def check(self, entries: Optional[Sequence[Entry]] = None) -> Sequence[Loss]:
         """Return the losses of the update that `optimizer.step()` means.

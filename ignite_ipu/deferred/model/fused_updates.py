@@ -99,7 +99,7 @@ class FusedUpdates:
         if free is None:
             free = FusedUpdate(self.books)
             updates.append(free)
-            self.books.steady = None
+            self._loop.steady = None
         free.training.optimizer = optimizer
         free.look()
         for update in updates if self.take_turns else ():
@@ -120,10 +120,7 @@ class FusedUpdates:
             self.standby.kept.note_view(tensor)
 
     def backward(self, loss: Loss) -> None:
-        books = self.books
-        if books.steady is not None and books.steady.backward(loss):
-            return
-        books.steady = None
+        self._loop.steady = None
         self._loop.edits.look()
         if self.standby is not None and self.standby.kept.mixes(loss):
             self.leave_device(f"Memory of weights was written before the loss went backward at {loss.line}.")
@@ -172,7 +169,7 @@ class FusedUpdates:
         return None
 
     def run_ahead(self, ids: AbstractSet[int], losses: Sequence[Loss]) -> None:
-        self.books.steady = None
+        self._loop.steady = None
         update = self.books.holding(ids)
         if update.training.optimizer is not None:
             try:
@@ -203,11 +200,11 @@ class FusedUpdates:
     def leave_device(self, reason: str, error: Optional[Exception] = None) -> None:
         if self.standby is None:
             raise CaptureError(f"{reason} {ON_THE_HOST}") if error is None else error
-        self.books.steady = None
+        self._loop.steady = None
         leave_device(self._loop, self.books, self.standby, reason)
 
     def merge(self, other: Any) -> None:
-        self.books.steady = None
+        self._loop.steady = None
         if self.standby is not None:
             self.standby.merge(other.standby if isinstance(other, FusedUpdates) else other)
         books = other.books if isinstance(other, FusedUpdates) else None
@@ -230,7 +227,7 @@ class FusedUpdates:
             _go_on(now, update)
 
     def forget_programs(self) -> None:
-        self.books.steady = None
+        self._loop.steady = None
         for programs in self.programs:
             programs.forget_program()
 

@@ -74,7 +74,7 @@ def show_host_gradients(update: FusedUpdate, line: Line) -> bool:
         update.loop.buffers.settle_unused()
         with update.loop.buffers.as_began(operations):
             update.training.gradients.compute(pending)
-        update.shown, update.books.steady = len(pending), None
+        update.shown, update.loop.steady = len(pending), None
     return True
 
 

@@ -30,7 +30,7 @@ from torch.nn.utils import clip_grad_norm_  # PyTorch's own, which a script's ca
 from ignite_ipu.deferred.compiled.host_programs import Gradients, HostPrograms
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.compiled.update_gradients import mixed_gradients
-from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, keep_weights, replayed
+from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, keep_weights, leave_uses, replayed
 from ignite_ipu.deferred.graph.owners import held_tensors
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
 from ignite_ipu.deferred.model.kept_weights import KeptWeights
@@ -192,7 +192,7 @@ class HostGradients:
         loop.buffers.before_update([loss], loop, waits=True, steps=False)
         older = begin_again(operations)
         retained = {each for each in operations if loss.retained and each.signature.trains}
-        USES.difference_update(operations)
+        leave_uses(operations)
         with contextlib.ExitStack() as stack:
             stack.enter_context(loop.buffers.in_update(operations))
             keep_buffers(operations, retained, retained.__contains__, loop.session.weights)
@@ -225,7 +225,7 @@ class HostGradients:
         older = [*before, *begin_again(operations)]
         retained = {each for each in operations if loss.retained and keeps(each)}
         if USES:
-            USES.difference_update(operations)
+            leave_uses(operations)
         try:
             with contextlib.nullcontext() if loop.buffers.is_empty else loop.buffers.in_update(operations):
                 keep_buffers(operations, retained, keeps, loop.session.weights)

@@ -41,6 +41,7 @@ from ignite_ipu.session.hooks import Gradients
 from ignite_ipu.session.session import IPUSession
 
 if TYPE_CHECKING:
+    from ignite_ipu.deferred.model.steady import Steady
     from ignite_ipu.pipeline import PipelineRequest
 
 
@@ -203,6 +204,7 @@ class Loop:
     Attributes:
         now: The loop that this one has become a part of, or this one.
         withheld: The update that was made before its step, whose weights are not shown.
+        steady: The facts of the last update, None if the next event needs a look at the books.
         models: The captured models, parts of others included.
         reads: Checks of reads that the host computes with the weights.
         modes: The modes of the module.
@@ -224,6 +226,7 @@ class Loop:
         self.withheld = Withheld()
         self.now = self
         self._absorbed = [self]
+        self.steady: Optional[Steady] = None
         self._begin()
 
     def _begin(self) -> None:
@@ -317,7 +320,7 @@ class Loop:
                 self.updates.leave_device(f"Weights of {other.name} are, and a loss is computed with them and others.")
             self._absorbed += other._absorbed
         for each in self._absorbed:
-            each.now = self
+            each.now, each.steady = self, None
 
     def joined(self, models: Sequence[Captured], line: Line) -> List[Loop]:
         """Return the loops of models that the loss at a line is computed by, joined where one update trains them."""

@@ -143,6 +143,14 @@ class HeldWeights(SessionHooks):
 
 @brief_refusals
 def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
+    known = self.__dict__.get(MODEL)
+    last: Optional[FusedUpdate] = None if known is None else known()
+    if last is not None and last.loop.steady is not None and closure is None:
+        try:
+            if last.loop.steady.step(self):
+                return None
+        except (CaptureError, OptimizerError) as error:
+            return _leave_device(self, last.loop, closure, (), error)
     update = known_update(self)
     if update is None:
         on_host = self.__dict__[WATCH].on_host()
@@ -153,11 +161,9 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
         found = type(self).step(self) if closure is None else _step_that_captures(self, closure)
         note_step(self)
         return found
-    steady = update.books.steady
     called: List[Callable[..., Any]] = []
     try:
-        if closure is not None or steady is None or not steady.step(self):
-            _step_on_device(self, update, closure, called)
+        _step_on_device(self, update, closure, called)
     except (CaptureError, OptimizerError) as error:
         return _leave_device(self, update.loop, closure, called, error)
     return None
@@ -250,11 +256,13 @@ def _step_on_device(
 
 
 def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+    known = self.__dict__.get(MODEL)
+    last: Optional[FusedUpdate] = None if known is None else known()
+    if set_to_none and last is not None and last.loop.steady is not None and last.loop.steady.clear(self):
+        return
     update = known_update(self)
     if update is not None:
-        steady = update.books.steady
-        if not set_to_none or steady is None or not steady.clear(self):
-            update.zero_grad(self, set_to_none)
+        update.zero_grad(self, set_to_none)
         return
     on_host = self.__dict__[WATCH].on_host()
     if on_host and set_to_none and type(self).zero_grad is torch.optim.Optimizer.zero_grad:

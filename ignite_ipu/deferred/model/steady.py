@@ -21,6 +21,7 @@ from ignite_ipu.deferred.model.gradients import GradientBook
 from ignite_ipu.deferred.model.held_parameters import HeldParameters, list_of_group
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.turns import Turn
+from ignite_ipu.deferred.settings import IGNORING
 from ignite_ipu.optimizers.step_hooks import of_scripts
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.data_parallel import Reducer
@@ -78,6 +79,9 @@ class Steady:
             return None
         if books.history.kept or (updates.may_leave and books.history.watches(0)) or loop.edits.is_waiting:
             return None
+        detector = loop.session.weights.detector
+        if detector.accesses is None or detector.accesses.in_graphs or detector.in_graphs:
+            return None  # a function of a weight is an access, so later ones are noticed
         if training.clipping.is_by_call or not books.views.known_none or books.hooks.among(loop.modes.parameters):
             return None
         made = cls(update)
@@ -90,8 +94,6 @@ class Steady:
         return not (
             detector.accesses is not accesses
             or accesses.any
-            or accesses.in_graphs
-            or detector.in_graphs
             or detector.looks != self._looks
             or detector.edits != self._edited
             or self._edits.announced
@@ -131,6 +133,9 @@ class Steady:
                     return False
                 self._modes = modes
         entry.losses.append(loss)
+        observer = self._loop.setup.observer
+        if observer is not IGNORING:
+            observer.went_backward(self._loop)
         return True
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -147,7 +152,7 @@ class Steady:
             if not training.run_again(losses[0]):
                 return False
         except BaseException as error:
-            self._books.steady = None
+            loop.steady = None
             operations = losses[0].operations
             self.update.fail(losses, error, [False] * len(operations), operations)
             raise

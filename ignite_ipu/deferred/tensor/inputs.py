@@ -108,7 +108,7 @@ def refuse_differentiated(loss: Loss) -> None:
 
 
 def _differentiated_in(loss: Loss) -> Iterator[Tuple[Operation, Input]]:
-    for operation in DIFFERENTIATED.intersection(loss.operations):
+    for operation in [each for each in loss.operations if each.number in DIFFERENTIATED]:
         for leaf in operation.leaves:
             if type(leaf) is Input and leaf.differentiated:
                 yield operation, leaf

@@ -54,7 +54,8 @@ def mark_loss(value: Value, retained: bool = False) -> None:
         loop, loss = _loss_of(value, retained, line)
     else:
         loop, loss = chain.models[0].loop, Loss(value, batch.operations, line, retained, batch=batch)
-    loop.backward(loss)
+    if loop.steady is None or not loop.steady.backward(loss):
+        loop.backward(loss)
 
 
 def gradients_of(
