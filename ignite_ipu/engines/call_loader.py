@@ -140,7 +140,7 @@ class CallLoader:
         # There is nothing to pin for: an IPU reads batches from ordinary memory.
         with ignored_warnings(".*pin_memory"):
             batches = iter(self.loader if self.source.loader is None else self.source.loader)
-        return self._explaining(self._calls(batches))
+        return self._calls(batches)
 
     def terminate(self) -> None:
         """End the process of an asynchronous loader."""
@@ -157,16 +157,22 @@ class CallLoader:
     def _calls(self, batches: Iterator[Any]) -> Iterator[Any]:
         calls, group = 0, MicroBatches()
         left_out: List[Any] = []
-        for batch in self._alike(batches, left_out) if self._drops else batches:
-            if self.source.reuses_memory and self.micro_batches > 1:
-                batch = map_tensors(batch, torch.clone)
-            group.append(batch)
-            # The first call is whole: those for the rest of the data are cut by its arithmetic.
-            whole = calls or not self._training or self._drops or not self._is_short(batch)
-            if len(group) == self.micro_batches and whole:
-                calls += 1
-                yield group if self.micro_batches > 1 else batch
-                group = MicroBatches()
+        try:
+            for batch in self._alike(batches, left_out) if self._drops else batches:
+                if self.source.reuses_memory and self.micro_batches > 1:
+                    batch = map_tensors(batch, torch.clone)
+                group.append(batch)
+                # The first call is whole: those for the rest of the data are cut by its arithmetic.
+                whole = calls or not self._training or self._drops or not self._is_short(batch)
+                if len(group) == self.micro_batches and whole:
+                    calls += 1
+                    yield group if self.micro_batches > 1 else batch
+                    group = MicroBatches()
+        except Exception as error:
+            explained = _explained(error, getattr(self.loader, "num_workers", 0))
+            if explained is None:
+                raise
+            raise explained from error
         if group and not self._drops and (calls or not self._training):
             calls += 1
             yield group
@@ -210,15 +216,6 @@ class CallLoader:
         if self.size is None:
             return f"{self.micro_batches} batches"
         return f"{self.micro_batches * self.size} samples"
-
-    def _explaining(self, calls: Iterator[Any]) -> Iterator[Any]:
-        try:
-            yield from calls
-        except Exception as error:
-            explained = _explained(error, getattr(self.loader, "num_workers", 0))
-            if explained is None:
-                raise
-            raise explained from error
 
 
 def _check_size_kept(loader: Any) -> None:

@@ -87,6 +87,8 @@ class Counts:
         # The arithmetic of the last iteration, and its counts.
         self._known: Any = None
         self._each = [0, 0, 0]
+        # The number of the engine's events with handlers, when none was in smaller units; Ignite forgets no event.
+        self._without = -1
 
     def attach(self, engine: Engine) -> None:
         """Count from this engine's iterations."""
@@ -125,7 +127,8 @@ class Counts:
                 setattr(engine.state, name, 0)
 
     def _announce(self, engine: Engine) -> None:
-        if _STARTED.isdisjoint(_handled(engine)):
+        handlers = event_handlers_of(engine)
+        if len(handlers) == self._without or _STARTED.isdisjoint(self._handled(handlers)):
             return
         updates, micro_batches, _ = _sums(self._coming())
         state: Any = engine.state
@@ -159,7 +162,8 @@ class Counts:
         state: Any = engine.state
         updates, micro_batches, state.samples_per_call = self._each
         state.samples += state.samples_per_call
-        if not _handled(engine):
+        handlers = event_handlers_of(engine)
+        if len(handlers) == self._without or not self._handled(handlers):
             state.weight_updates += updates
             state.micro_batches += micro_batches
             return
@@ -173,6 +177,13 @@ class Counts:
             engine.fire_event(CountEvents.SAMPLES_COMPLETED)
         engine.last_event_name = last
 
+    def _handled(self, handlers: Mapping[Any, Sequence[Any]]) -> List[Any]:
+        """Return the events in smaller units, with filters or without, that have handlers; most engines have none."""
+        # Ignite's own first: the hash of an event is computed in Python.
+        known = [event for event in handlers if type(event) is not Events and event in _COUNTED]
+        self._without = -1 if known else len(handlers)
+        return [event for event in known if handlers[event]]
+
 
 _STARTED = frozenset([CountEvents.WEIGHT_UPDATE_STARTED, CountEvents.MICRO_BATCH_STARTED])
 _COUNTED = frozenset(CountEvents)
@@ -184,13 +195,6 @@ def _sums(geometry: Union[BatchGeometry, Sequence[Union[BatchGeometry, UnevenCal
     """Return how many updates, micro-batches and samples device calls have together."""
     calls = [geometry] if isinstance(geometry, BatchGeometry) else geometry or ()
     return [sum(getattr(call, name) for call in calls) for name in _OF_A_CALL]
-
-
-def _handled(engine: Engine) -> List[Any]:
-    """Return the events in smaller units, with filters or without, that have handlers; most engines have none."""
-    handlers = event_handlers_of(engine).items()
-    # Ignite's own first: the hash of an event is computed in Python.
-    return [event for event, found in handlers if found and type(event) is not Events and event in _COUNTED]
 
 
 def _fire_each(

@@ -65,25 +65,21 @@ class ModelChanges:
         """Return the names of replaced tensors of the model, and of those beside it."""
         return self._weights.held.replaced(self._model), self._weights.held.replaced_beside()
 
-    def follow(self, program: ModelProgram) -> None:
-        """Compile a program again if its constants have changed."""
-        if self._tables != CHANGES.count:
+    def follow(self, program: ModelProgram, compares_code: bool = True) -> None:
+        """Compile a program again if its constants have changed.
+
+        Callers that compare the Python values of the code themselves need not have that done here.
+        """
+        if compares_code and self._tables != CHANGES.count:
             if self._changes != self._weights.held.changes:
                 self.refuse_replaced()
             self._tables = CHANGES.count
         compiled = program.state
         if not isinstance(compiled, CompiledProgram):
             return
-        changed = compiled.changed_values()
+        changed: Sequence[str] = compiled.changed_values() if compares_code else ()
         if changed:
             self._replace(program, changed, _PYTHON_CHANGED)
-        else:
-            self.follow_trace(program)
-
-    def follow_trace(self, program: ModelProgram) -> None:
-        """Do as `follow`, for callers that compare the Python values of the code themselves."""
-        compiled = program.state
-        if not isinstance(compiled, CompiledProgram):
             return
         changed = compiled.changed_buffers() if compiled.buffers else ()
         if changed:

@@ -215,7 +215,7 @@ class CapturedEvaluation:
     def _call(self, program: ModelProgram, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         leaves = [tensor.contiguous() if tensor.dim() else tensor.reshape(1) for tensor in tensors]
         self._session.weights.notice_edits()
-        self._session.changes.follow_trace(program)
+        self._session.changes.follow(program, compares_code=False)
         if not program.ready:
             for other in self._programs.values():
                 if other is not program:

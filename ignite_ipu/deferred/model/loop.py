@@ -41,7 +41,6 @@ from ignite_ipu.session.hooks import Gradients
 from ignite_ipu.session.session import IPUSession
 
 if TYPE_CHECKING:
-    from ignite_ipu.deferred.model.steady import Steady
     from ignite_ipu.pipeline import PipelineRequest
 
 
@@ -170,6 +169,22 @@ class Updates(Protocol):
         """Discard all that went backward, for a reason."""
 
 
+class SteadyState(Protocol):
+    """The facts of a loop's last update, with which its events need no look at the books.
+
+    Each event returns False, before it has any effect, if it takes more than these facts.
+    """
+
+    def clear(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Clear the gradients of the last update to None."""
+
+    def backward(self, loss: Loss) -> bool:
+        """Let the first loss since gradients were cleared go backward."""
+
+    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Make the update of the one loss that went backward as the last one."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Setup:
     """Settings with which the models of a loop are captured.
@@ -226,7 +241,7 @@ class Loop:
         self.withheld = Withheld()
         self.now = self
         self._absorbed = [self]
-        self.steady: Optional[Steady] = None
+        self.steady: Optional[SteadyState] = None
         self._begin()
 
     def _begin(self) -> None:
