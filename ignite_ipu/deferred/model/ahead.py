@@ -26,7 +26,7 @@ def losses_ahead(update: FusedUpdate, value: Value, operations: Sequence[Operati
         return ()
     ahead: List[Loss] = []
     evaluates = any(each.signature.evaluates for each in operations)  # which may go backward, or not
-    if not (update.gradients.pending or evaluates) and update.loop.postponed is None:
+    if not (update.gradients.pending or evaluates) and update.loop.setup.postponed() is None:
         loss = expected_loss(value, current_line())
         ahead += [] if loss is None else [loss]
     if update.makes_all:

@@ -352,11 +352,6 @@ class Loop:
             self.buffers.before_weights_change()
         self.updates.note_write(tensors)
 
-    @property
-    def postponed(self) -> Optional[str]:
-        """The reason why the update of the pending losses cannot run yet, None if it can."""
-        return self.setup.postponed()
-
     def close(self, optimizers: bool = True, program_ends: bool = False) -> None:
         """End the capture: the models and optimizers are ordinary ones again, with the newest weights and state.
 

@@ -220,7 +220,8 @@ def incomplete(loop: CapturedLoop) -> Optional[str]:
 
     If an engine's step function returned after the last loss, more will follow.
     """
-    reason, losses = loop.postponed, loop.updates.pending
+    reason: Optional[str] = loop.setup.postponed()
+    losses = loop.updates.pending
     if reason is not None or not losses or losses[-1].call in (None, CALL.get()):
         return reason
     return (
