@@ -223,6 +223,8 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         ("BatchNorm", ("AdamW",), "zero_grad forward step_with_plain_closure:6 write_data:1 backward", "same"),
         # Gradients were clipped together, and one of them is gone.
         ("Attributes", ("AdamW",), "clip step gradient_deleted:3 forward backward", "same"),
+        # Two losses of one update, of which the second is computed with buffers that the first has written.
+        ("SpectralNorm", ("AdamW",), "another step step", "same"),
         # One optimizer steps before the other, whose losses were computed before both.
         ("Adversaries", ("SGD", "Adam"), "forward backward step forward backward", "same"),
     ],

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -44,6 +44,7 @@ class Gradients:
         inputs: Tensors that are no weights and require gradients, with the gradients of the losses.
         retained: Whether PyTorch's graph of these is needed once more.
         offsets: Ids of the parameters that a program adds to these.
+        written: By `id`, the buffers that the calls have written, if the program began with earlier weights; else None.
     """
 
     anchored: AnchoredGradients
@@ -51,6 +52,7 @@ class Gradients:
     inputs: Sequence[Tuple[torch.Tensor, torch.Tensor]] = ()
     retained: bool = False
     offsets: FrozenSet[int] = frozenset()
+    written: Optional[Mapping[int, torch.Tensor]] = None
 
     @property
     def parameters(self) -> Sequence[torch.Tensor]:
@@ -102,14 +104,11 @@ class HostPrograms(TrainingPrograms):
         self,
         losses: Sequence[Loss],
         keeps: Optional[Callable[[Operation], bool]] = None,
-        older: Sequence[Tuple[torch.Tensor, Optional[torch.Tensor]]] = (),
     ) -> Gradients:
         """Return the gradients of the sum of some losses, and give their operations the values.
 
         Args:
             keeps: Returns whether gradients may flow through an operation once more; None for no.
-            older: Tensors of the model, each with the value that it had when the losses were recorded; None for the
-                present one. Their values on the host are the same after the call.
 
         Raises:
             CaptureError: The losses cannot be computed in one device call.
@@ -119,7 +118,7 @@ class HostPrograms(TrainingPrograms):
         needed = needed_values(batches, keeps)
         modes = self._update_modes.of(batches, losses, self.own, self._last)
         as_then = contextlib.nullcontext() if modes is self.modes.now() else self.modes.as_then(modes)
-        with as_then, self.session.weights.with_others(older) if older else contextlib.nullcontext():
+        with as_then:
             compiled, results, gradients = self._called(batches, needed, modes)
         self._last = compiled
         compiled.settle(batches, needed, results if compiled.outputs else (results,), keeps)

@@ -11,7 +11,8 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from types import MappingProxyType
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import torch
 
@@ -42,10 +43,18 @@ class Made:
         self.first: Made = self if first is None else first
         self._tape, self._before = Tape([loss]), before
 
+    def made_with(self, other: Made) -> bool:
+        """Return whether two losses began with the same weights."""
+        return self._before is other._before
+
     @contextlib.contextmanager
-    def rewound(self) -> Iterator[None]:
-        """Have the loss as it was before its update, in the `with` block; buffers are written once all the same."""
+    def rewound(self, written: Mapping[int, torch.Tensor] = MappingProxyType({})) -> Iterator[None]:
+        """Have the loss as it was before its update, in the `with` block; buffers are written once all the same.
+
+        `written` has the buffers that earlier losses of the update have written, by `id`.
+        """
         values = {id(tensor): value for tensor, value in self._before.values if value is not None}
+        values.update(written)
         with self._tape.rewound():
             for operation in self.loss.operations:
                 if operation.signature.writes and operation.model is not None:

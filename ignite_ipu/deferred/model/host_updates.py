@@ -18,6 +18,7 @@ from typing import (
     Iterable,
     Iterator,
     List,
+    Mapping,
     NamedTuple,
     Optional,
     Sequence,
@@ -44,13 +45,14 @@ from ignite_ipu.deferred.model.turns import (
     forget,
     keep_buffers,
     trained_in,
+    written_buffers,
 )
 from ignite_ipu.deferred.tensor.inputs import gradients_return
 from ignite_ipu.deferred.tensor.reads import expected_loss, models_of
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
 from ignite_ipu.errors import CaptureError, EarlyReadError, logger
 from ignite_ipu.optimizers.host_link import note_step
-from ignite_ipu.program.tensors.raw import gradient_of, named_tensors, set_gradient
+from ignite_ipu.program.tensors.raw import gradient_of, named_tensors, plain, set_gradient
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.data_parallel import Reducer
@@ -108,8 +110,10 @@ class HostGradients:
         """Return the gradients of a loss, as `torch.autograd.grad` does; None for parameters without any."""
         return self.computed(loss).of(parameters)
 
-    def add(self, loss: Loss, ids: Container[int], weights: Optional[Values] = None) -> None:
+    def add(self, loss: Loss, ids: Container[int], weights: Optional[Values] = None) -> Mapping[int, torch.Tensor]:
         """Add the gradients of a loss that went backward before to those of some parameters.
+
+        Returns the buffers that its calls have written, by `id`.
 
         `weights` has all weights as they were then, if they are kept; None if the loss waits for its update.
         """
@@ -124,6 +128,7 @@ class HostGradients:
                 before = gradient_of(parameter)
                 if id(parameter) in ids:
                     set_gradient(parameter, value if before is None else before.add_(value))
+        return found.written or {}
 
     def compute_ahead(self, loss: Loss) -> None:
         """Have the device compute a loss before it goes backward, with its gradients."""
@@ -229,7 +234,16 @@ class HostGradients:
         try:
             with contextlib.nullcontext() if loop.buffers.is_empty else loop.buffers.in_update(operations):
                 keep_buffers(operations, retained, keeps, loop.session.weights)
-                return self._training.compute([loss], keeps, older)
+                if not older:
+                    return self._training.compute([loss], keeps)
+                weights = loop.session.weights
+                # Their values on the host are the same after the call.
+                with weights.with_others(older):
+                    found = self._training.compute([loss], keeps)
+                    weights.to_host()
+                    buffers = [each for operation in operations for each in written_buffers(operation).values()]
+                    written = {id(each): plain(each).clone() for each in buffers}
+                    return dataclasses.replace(found, written=written)
         except BaseException as error:
             for operation in operations:
                 if not operation.done:

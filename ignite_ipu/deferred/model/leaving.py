@@ -88,10 +88,15 @@ def _bring_gradients(loop: Loop, books: Books, on_host: HostUpdates) -> None:
     cleared = frozenset().union(*[clip.ids for clip in clips]).difference(*[entry.ids for entry in used])
     aside = [(each, gradient) for each, gradient in _gradients(loop).items() if id(each) in cleared]
     _set_gradients([(each, None) for each, _ in aside])
+    written: Dict[int, torch.Tensor] = {}
+    last = None
     for loss, ids, made in plan:
         if made is not None:
-            with made.rewound():
-                on_host.gradients.add(loss, ids, made.weights)
+            if last is None or not made.made_with(last):
+                written = {}
+            with made.rewound(written):
+                written.update(on_host.gradients.add(loss, ids, made.weights))
+            last = made
     reducers = reducers_within(loop.module)
     if any(made is not None for _, _, made in plan):
         average(reducers, loop.modes.parameters, repeated=True)
