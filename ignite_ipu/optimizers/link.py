@@ -225,7 +225,9 @@ class OptimizerLink:
             # The device was never used: the state is the one that the optimizer shows.
             return {"state": copy.deepcopy(self.conversion.source.state_dict()["state"]), "param_groups": saved.groups}
         state = self._device.in_torch(device_state, saved.groups, saved.steps, saved.scaling)
-        return {"state": state, "param_groups": saved.groups}
+        # Parameters that are frozen by now have the state of the last program that trained them.
+        frozen = {number: entries for number, entries in self._shown.by_number(True).items() if number not in state}
+        return {"state": {**copy.deepcopy(frozen), **state}, "param_groups": saved.groups}
 
     def detach(self) -> None:
         """Make the user's optimizer an ordinary one again, holding the newest state."""

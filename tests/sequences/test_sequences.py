@@ -225,6 +225,18 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         ("Attributes", ("AdamW",), "clip step gradient_deleted:3 forward backward", "same"),
         # Two losses of one update, of which the second is computed with buffers that the first has written.
         ("SpectralNorm", ("AdamW",), "another step step", "same"),
+        ("Buffers", ("RMSprop",), "backward_in_evaluation:4 step step", "same"),
+        # A call after an evaluation writes the buffers that its gradients need, and is part of no update.
+        ("SpectralNorm", ("AdamW",), "zero_grad backward_in_evaluation forward", "same"),
+        ("BatchNorm", ("SGD",), "zero_grad backward_in_evaluation:4 forward step", "same"),
+        # One loss of an update went backward twice.
+        ("SpectralNorm", ("SGD",), "zero_grad forward backward_twice step step", "same"),
+        # A parameter is frozen after updates, and a later update is taken back.
+        ("Perceptron", ("Adam",), "step zero_grad freeze forward backward step forward read_loss step", "same"),
+        # Gradients of some weights, through memory that was not written since.
+        ("Penalty", ("SGD",), "step zero_grad forward write_item backward_to_some:7", "same"),
+        # A write into a weight moves updates to the host, and an earlier loss is read.
+        ("Perceptron", ("SGD",), "step zero_grad forward another write_weight:6 sum_of_losses", "same"),
         # One optimizer steps before the other, whose losses were computed before both.
         ("Adversaries", ("SGD", "Adam"), "forward backward step forward backward", "same"),
     ],

@@ -52,6 +52,7 @@ class BufferBook:
         self.waiting: Dict[int, Operation] = {}
         self._replays: Dict[int, Replay] = {}
         self._taken: Dict[int, Replay] = {}  # replays of the last update's calls, which it began without
+        self._left: Dict[int, Tuple[Operation, Replay]] = {}  # replayed calls that the next update leaves out
         # By `id`, buffers that evaluations have written since the last update: previous contents, and time of the
         # write.
         self._overwritten: Dict[int, _Overwritten] = {}
@@ -160,6 +161,7 @@ class BufferBook:
             # Nothing goes backward through them from now on, since weights change.
             replay = self._replays.pop(call.number, None)
             if replay is not None:
+                self._left[call.number] = call, replay
                 call.settle(replay.results)
                 del self.waiting[call.number]
         for number in made:
@@ -169,7 +171,7 @@ class BufferBook:
     @property
     def is_empty(self) -> bool:
         """True if no call waits for its update, and nothing has changed the buffers of one."""
-        return not (self.waiting or self._replays or self._overwritten)
+        return not (self.waiting or self._replays or self._overwritten or self._left)
 
     def state_of(self, operations: Sequence[Operation]) -> Callable[[], None]:
         """Return a function that restores the entries of operations, for the case that their update is not made."""
@@ -198,6 +200,7 @@ class BufferBook:
         unless calls that were not replayed write the same buffers.
         """
         began, kept = self._began_with(operations)
+        self._left = {}
         numbers = self._replays.keys() & {each.number for each in operations if not each.done}
         self._taken = {number: self._replays.pop(number) for number in numbers}
         overwritten, self._overwritten = self._overwritten, {}
@@ -219,7 +222,7 @@ class BufferBook:
         """Return the buffers with which operations began, by `id`, and those of which the host has the newest."""
         began: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
         kept: Set[int] = set()
-        if not (self._replays or self._overwritten):
+        if not (self._replays or self._overwritten or self._left):
             return began, kept
         calls = sorted((each for each in operations if each.model is not None and not each.done), key=by_number)
         for call in calls:
@@ -230,14 +233,23 @@ class BufferBook:
                 else:
                     began.setdefault(id(tensor), (tensor, replay.before[name]))
                     kept.add(id(tensor))
+        # Calls whose values are known are made again, too.
+        every = sorted((each for each in operations if each.model is not None), key=by_number)
+        made = {call.number for call in every}
+        others = {number: (self.waiting[number], self._replays[number]) for number in self._replays.keys() - made}
+        others.update(self._left)
+        for number, (other, replay) in sorted(others.items()):
+            for name, tensor in written_buffers(other).items():
+                reading = [call for call in every if _reads(call, tensor)]
+                if reading and reading[0].number < number:
+                    if reading[-1].number > number:
+                        raise _between(reading[0], reading[-1], f"the call at {other.line} between them")
+                    began.setdefault(id(tensor), (tensor, replay.before[name]))
+                    kept.add(id(tensor))
         for key, each in self._overwritten.items():
             before = [call for call in calls if call.number <= each.first]
             if before and calls[-1].number > each.first:
-                raise CaptureError(
-                    f"The update at {current_line()} is of calls at {before[0].line} and at {calls[-1].line}, and an "
-                    "evaluation between them has written buffers. A device makes the calls of an update one after "
-                    "another. Evaluate before or after them."
-                )
+                raise _between(before[0], calls[-1], "an evaluation between them")
             if before:
                 began.setdefault(key, (each.tensor, each.before))
                 kept.add(key)
@@ -292,7 +304,12 @@ class BufferBook:
                 problem = self._calls.problem_of(call, self._passed, older)
                 if problem is not None:
                     return problem
-                self._replay(call)
+                replay = self._calls.replay(*_made_from(call))
+                if is_awaited(call):
+                    self._replays[call.number] = replay
+                else:
+                    call.settle(replay.results)
+                    del self.waiting[call.number]
                 if not older:
                     self._weights.host_changed()
                     self._edits.ignore()
@@ -300,22 +317,31 @@ class BufferBook:
             self._is_settling = was_settling
         return None
 
-    def _replay(self, call: Operation) -> None:
-        """Make a call on the host, for the buffers that it writes."""
-        known: Dict[Operation, List[torch.Tensor]] = {}
-        chain = sorted(chain_of(call), key=by_number)
-        for each in chain[:-1]:
-            book = None if each.model is None else _book_of(each)
-            if book is not None and each.signature.writes:
-                if book is not self:
-                    book.before_read()
-                known[each] = book._replays[each.number].results
-        replay = self._calls.replay(chain, known)
-        if is_awaited(call):
-            self._replays[call.number] = replay
-        else:
-            call.settle(replay.results)
-            del self.waiting[call.number]
+
+def _made_from(call: Operation) -> Tuple[Sequence[Operation], Dict[Operation, List[torch.Tensor]]]:
+    """Return a call and what it is computed from, in order, with the results that are known on the host."""
+    known: Dict[Operation, List[torch.Tensor]] = {}
+    chain = sorted(chain_of(call), key=by_number)
+    for each in chain[:-1]:
+        book = None if each.model is None else _book_of(each)
+        if book is not None and each.signature.writes:
+            book.before_read()
+            known[each] = book._replays[each.number].results
+    return chain, known
+
+
+def _reads(call: Operation, buffer: torch.Tensor) -> bool:
+    """Return whether a call may read a buffer that it does not write."""
+    model: Any = call.model
+    others = [each for name, each in model.model.named_buffers() if name not in call.signature.writes]
+    return any(each is buffer for each in others)
+
+
+def _between(first: Operation, last: Operation, writer: str) -> CaptureError:
+    return CaptureError(
+        f"The update at {current_line()} is of calls at {first.line} and at {last.line}, and {writer} has written "
+        "buffers. A device makes the calls of an update one after another. Evaluate before or after them."
+    )
 
 
 def _writes(call: Operation) -> str:

@@ -12,11 +12,11 @@ import copy
 import dataclasses
 import itertools
 from types import MappingProxyType
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import torch
 
-from ignite_ipu.deferred.graph.operations import CLOCK
+from ignite_ipu.deferred.graph.operations import CLOCK, Operation
 from ignite_ipu.deferred.graph.step_graph import Loss, Tape
 from ignite_ipu.deferred.model.turns import Older, Values, written_buffers
 from ignite_ipu.optimizers.host_link import Link
@@ -28,6 +28,7 @@ WATCHED = 8
 
 
 _NUMBERS = itertools.count()
+_NONE: Mapping[int, torch.Tensor] = MappingProxyType({})
 
 
 class Made:
@@ -48,27 +49,33 @@ class Made:
         return self._before is other._before
 
     @contextlib.contextmanager
-    def rewound(self, written: Mapping[int, torch.Tensor] = MappingProxyType({})) -> Iterator[None]:
+    def rewound(self, known: Container[Operation] = (), written: Mapping[int, torch.Tensor] = _NONE) -> Iterator[None]:
         """Have the loss as it was before its update, in the `with` block; buffers are written once all the same.
 
-        `written` has the buffers that earlier losses of the update have written, by `id`.
+        Args:
+            known: Operations of earlier losses of the update.
+            written: The buffers that these have written, by `id`.
         """
-        values = {id(tensor): value for tensor, value in self._before.values if value is not None}
-        values.update(written)
+        first = {id(tensor): value for tensor, value in self._before.values if value is not None}
+        later = {**first, **written}
         with self._tape.rewound():
             for operation in self.loss.operations:
                 if operation.signature.writes and operation.model is not None:
                     buffers = dict(operation.model.model.named_buffers())
+                    values = first if operation in known else later
                     names = [name for name in operation.signature.writes if id(buffers[name]) in values]
                     operation.before = {name: values[id(buffers[name])] for name in names}
             yield
 
-    @property
-    def weights(self) -> Values:
-        """The previous weights and buffers, without the buffers that the loss writes."""
+    def weights(self, written: Mapping[int, torch.Tensor]) -> Values:
+        """Return the previous weights and buffers, without the buffers that the loss writes.
+
+        `written` has the buffers that earlier losses of the update have written, by `id`.
+        """
         operations = self.loss.operations
-        written = {id(buffer) for each in operations for buffer in written_buffers(each).values()}
-        return [(tensor, value) for tensor, value in self._before.values if id(tensor) not in written]
+        own = {id(buffer) for each in operations for buffer in written_buffers(each).values()}
+        pairs = [pair for pair in self._before.values if id(pair[0]) not in own]
+        return [(tensor, written.get(id(tensor), value)) for tensor, value in pairs]
 
     def take_back(self) -> None:
         """Have the loss as it was before its update from here on; its values stay known."""

@@ -108,7 +108,7 @@ class HostGradients:
 
     def of_loss(self, loss: Loss, parameters: Sequence[torch.Tensor]) -> List[Optional[torch.Tensor]]:
         """Return the gradients of a loss, as `torch.autograd.grad` does; None for parameters without any."""
-        return self.computed(loss).of(parameters)
+        return self.computed(loss, parameters).of(parameters)
 
     def add(self, loss: Loss, ids: Container[int], weights: Optional[Values] = None) -> Mapping[int, torch.Tensor]:
         """Add the gradients of a loss that went backward before to those of some parameters.
@@ -153,11 +153,12 @@ class HostGradients:
         for operation, tensors in results.items():
             operation.settle([tensor.detach() for tensor in tensors])
 
-    def computed(self, loss: Loss) -> Gradients:
-        """Have the device compute the gradients of a loss, unless a read of its value has."""
+    def computed(self, loss: Loss, asked: Optional[Sequence[torch.Tensor]] = None) -> Gradients:
+        """Have the device compute gradients of a loss, at least those `asked` for, unless a read of its value has."""
         self._loop.edits.look()
         if self._kept.mixes(loss):
-            return self._of_mixture(loss)
+            trained = trained_in(loss)
+            return self._of_mixture(loss, trained if asked is None else trained.intersection(map(id, asked)))
         ahead, self._ahead = self._ahead, None
         path = {} if loss.retained else gradient_path(loss.value)
         if ahead is not None and ahead.value is loss.value and ahead.changes == self._kept.changes:
@@ -165,8 +166,8 @@ class HostGradients:
             return dataclasses.replace(ahead.gradients, retained=loss.retained)
         return self._compute(loss, lambda operation: operation.signature.trains and operation not in path)
 
-    def _of_mixture(self, loss: Loss) -> Gradients:
-        """Have PyTorch compute a loss and its gradients on the host, with weights that were written in between.
+    def _of_mixture(self, loss: Loss, ids: FrozenSet[int]) -> Gradients:
+        """Have PyTorch compute a loss and some gradients on the host, with weights that were written in between.
 
         A program has one value of each weight, for the forward and for the gradients.
 
@@ -203,7 +204,7 @@ class HostGradients:
             keep_buffers(operations, retained, retained.__contains__, loop.session.weights)
             if older:
                 stack.enter_context(loop.session.weights.with_others(older))
-            found, results = mixed_gradients(loss, loop.modes.parameters, trained_in(loss), changes)
+            found, results = mixed_gradients(loss, loop.modes.parameters, ids, changes)
         for operation, tensors in results.items():
             if not operation.done:
                 operation.settle([tensor.detach() for tensor in tensors], keep=operation in retained)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 import torch
 
+from ignite_ipu.deferred.graph.operations import Operation
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.ahead import take_back
 from ignite_ipu.deferred.model.fused_update import Books
@@ -89,14 +90,17 @@ def _bring_gradients(loop: Loop, books: Books, on_host: HostUpdates) -> None:
     aside = [(each, gradient) for each, gradient in _gradients(loop).items() if id(each) in cleared]
     _set_gradients([(each, None) for each, _ in aside])
     written: Dict[int, torch.Tensor] = {}
+    known: Set[Operation] = set()
     last = None
     for loss, ids, made in plan:
         if made is not None:
             if last is None or not made.made_with(last):
-                written = {}
-            with made.rewound(written):
-                written.update(on_host.gradients.add(loss, ids, made.weights))
+                written, known = {}, set()
+            again = known.issuperset(loss.operations)  # it goes backward once more
+            with made.rewound(known, written):
+                written.update(on_host.gradients.add(loss, ids, made.weights({} if again else written)))
             last = made
+            known.update(loss.operations)
     reducers = reducers_within(loop.module)
     if any(made is not None for _, _, made in plan):
         average(reducers, loop.modes.parameters, repeated=True)

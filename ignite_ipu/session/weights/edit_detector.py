@@ -157,9 +157,11 @@ class EditDetector:
 
     def keep(self, tensors: Sequence[torch.Tensor]) -> None:
         """Keep the values of tensors that are about to be written, for followers of edits."""
-        for tensor in tensors if self.accesses is not None else ():
-            assert self.accesses is not None
-            self.accesses.keep(tensor)
+        accesses = self.accesses
+        if accesses is not None:
+            for tensor in tensors:
+                accesses.keep(tensor)
+            accesses.any = True  # a look since the access has forgotten it
 
     def _take_stepped(self, written: Mapping[int, bool]) -> Dict[int, torch.Tensor]:
         """Return by `id` the tensors that steps on the host may have written without a count."""
