@@ -233,6 +233,8 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         ("SpectralNorm", ("SGD",), "zero_grad forward backward_twice step step", "same"),
         # A parameter is frozen after updates, and a later update is taken back.
         ("Perceptron", ("Adam",), "step zero_grad freeze forward backward step forward read_loss step", "same"),
+        # The norm of the gradients that are left.
+        ("Perceptron", ("SGD",), "step zero_grad forward backward step zero_grad_of_part clip_nothing", "same"),
         # Gradients of some weights, through memory that was not written since.
         ("Penalty", ("SGD",), "step zero_grad forward write_item backward_to_some:7", "same"),
         # A write into a weight moves updates to the host, and an earlier loss is read.

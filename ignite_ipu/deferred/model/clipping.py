@@ -44,6 +44,12 @@ def clip(
         for entry in update.gradients.entries:
             entry.unknown = f"gradients were clipped at {current_line()}, after the update that used them"
     if not pending and found.available:
+        entries = update.gradients.entries
+        if not all(entry.exists for entry in entries):
+            # The device has brought back those that were cleared since, too.
+            there = frozenset().union(*[entry.ids for entry in entries if entry.exists])
+            chosen = update.loop.modes.parameters if chosen is None else chosen
+            chosen = [each for each in chosen if id(each) in there]
         return found.norm(chosen, norm_type, before if early is not None else training.clipping.norm)
     operation = Operation(NORM, update.loop.now.models[0], (), current_line())
     norm: torch.Tensor = deferred_results(operation)
