@@ -235,6 +235,8 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         ("Perceptron", ("Adam",), "step zero_grad freeze forward backward step forward read_loss step", "same"),
         # The norm of the gradients that are left.
         ("Perceptron", ("SGD",), "step zero_grad forward backward step zero_grad_of_part clip_nothing", "same"),
+        # A loss with a penalty is read in the closure of a step, and goes backward after it.
+        ("Penalty", ("LBFGS",), "zero_grad forward step_with_plain_closure:1 backward", "same"),
         # Gradients of some weights, through memory that was not written since.
         ("Penalty", ("SGD",), "step zero_grad forward write_item backward_to_some:7", "same"),
         # A write into a weight moves updates to the host, and an earlier loss is read.

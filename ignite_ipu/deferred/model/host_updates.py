@@ -31,6 +31,7 @@ from torch.nn.utils import clip_grad_norm_  # PyTorch's own, which a script's ca
 from ignite_ipu.deferred.compiled.host_programs import Gradients, HostPrograms
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.compiled.update_gradients import mixed_gradients
+from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, keep_weights, leave_uses, replayed
 from ignite_ipu.deferred.graph.owners import held_tensors
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
@@ -141,7 +142,10 @@ class HostGradients:
             return
         self._loop.edits.look()
         gradients = self._compute(loss, lambda operation: True)
-        self._ahead = _Ahead(loss.value, gradients, self._kept.changes)
+        leaves = [leaf for operation in loss.operations for leaf in operation.leaves if type(leaf) is Input]
+        # Gradients through copies of weights, as in the closure of a step, come when the loss goes backward.
+        if all(leaf.weight is None for leaf in leaves):
+            self._ahead = _Ahead(loss.value, gradients, self._kept.changes)
 
     def backward_on_host(self, loss: Loss) -> None:
         """Compute a loss from weights alone, as a penalty, and its gradients by PyTorch: no program has no inputs."""
