@@ -209,8 +209,8 @@ def hook_after(player: Player, which: int) -> None:
 
 
 def _scale(parameter: torch.Tensor) -> None:
-    assert parameter.grad is not None
-    parameter.grad.mul_(0.25)
+    if parameter.grad is not None:  # as it is for a parameter that was frozen since the forward
+        parameter.grad.mul_(0.25)
 
 
 def unhook(player: Player, which: int) -> None:
