@@ -92,9 +92,8 @@ class OptimizerLink:
         Before the model is compiled everything may change. After that a constant may not: `ConstantAttributeError` is
         raised and nothing sent. There is no executor before a model is wrapped, when PopTorch reads the optimizer.
         """
-        if self._shown.seen is not None and self._shown.take_edits():
-            self.steps = self._shown.steps
-            self._send_state(strict=False)
+        if self._shown.seen is not None:
+            self._send_edits()
         changes = self._numbers.changes()
         if changes:
             constants: Collection[str] = self.conversion.kind.settled
@@ -199,6 +198,8 @@ class OptimizerLink:
 
     def read(self) -> SavedState:
         """Return a copy of the newest state, for `put_back`."""
+        if self._shown.seen is not None:
+            self._send_edits()
         device, groups = self._device.copied(), self._numbers.groups()
         return SavedState(device, self._device.scaling, self.settings, groups, self.steps)
 
@@ -261,6 +262,12 @@ class OptimizerLink:
         pairs = zip(self._device.names, self._shown.parameters)
         if any(name in trainable and name not in held and parameter in shown for name, parameter in pairs):
             self.send_again(trainable)
+
+    def _send_edits(self) -> None:
+        """Send the device the values that code has written into the state which the user's optimizer shows."""
+        if self._shown.take_edits():
+            self.steps = self._shown.steps
+            self._send_state(strict=False)
 
     def _send_state(self, strict: bool = True, only: Optional[Collection[str]] = None) -> None:
         state = self._shown.by_number(every=strict)

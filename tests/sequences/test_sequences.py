@@ -237,6 +237,8 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         ("Perceptron", ("SGD",), "step zero_grad forward backward step zero_grad_of_part clip_nothing", "same"),
         # A loss with a penalty is read in the closure of a step, and goes backward after it.
         ("Penalty", ("LBFGS",), "zero_grad forward step_with_plain_closure:1 backward", "same"),
+        # State that the loop has cleared, before a read for which the update ran, and which is taken back.
+        ("Perceptron", ("SGD",), "step forward optimizer_state_cleared step_if_finite", "same"),
         # Gradients of some weights, through memory that was not written since.
         ("Penalty", ("SGD",), "step zero_grad forward write_item backward_to_some:7", "same"),
         # A write into a weight moves updates to the host, and an earlier loss is read.
