@@ -36,7 +36,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("block", range(5))
+@pytest.mark.parametrize("block", range(20))
 def test_updates_on_the_device_are_pytorchs_or_refused(block: int) -> None:
     """Each loop of a block of random ones."""
     assert failures(1000 + block * _BLOCK, "device") == []
@@ -92,10 +92,18 @@ def test_a_difference_is_found_and_shrunk() -> None:
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("block", range(5))
+@pytest.mark.parametrize("block", range(35))
 def test_loops_go_on_with_updates_on_the_host(block: int) -> None:
     """From the first event on that a fused update cannot express; few loops are refused, for reasons of any device."""
     assert failures(2000 + block * _BLOCK, "auto") == []
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("block", range(12))
+def test_updates_on_the_host_are_pytorchs(block: int) -> None:
+    """From the first update on."""
+    assert failures(4000 + block * _BLOCK, "host") == []
 
 
 def parsed(events: str) -> Tuple[Event, ...]:
