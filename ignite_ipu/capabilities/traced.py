@@ -32,8 +32,8 @@ VALUE = Restriction(
     "which are known, or return the tensor and read it outside of forward.",
 )
 VALUE_OF_WRITTEN = VALUE._replace(
-    remedy="Places in a table can be tensors: queue[(self.pointer + torch.arange(len(rows))) % len(queue)] = rows "
-    "writes rows at a pointer that moves. torch.where makes a choice."
+    remedy=f"{VALUE.remedy} Places in a table can be tensors: "
+    "queue[(self.pointer + torch.arange(len(rows))) % len(queue)] = rows writes rows at a pointer that moves."
 )
 """The restriction for a buffer that forward writes."""
 SHAPE = Restriction(
