@@ -57,7 +57,9 @@ class ProgramSource:
         changes: List[Callable[[Options], Any]] = []
         if self.placing is not None:
             try:
-                self.placing.prepare(self.step, leaves)
+                # The host measures the layers by a call, whose writes into buffers some versions of PyTorch count.
+                with self.weights.put_back_unnoticed():
+                    self.placing.prepare(self.step, leaves)
             except BaseException:
                 self.step.layout.forget()
                 raise

@@ -86,6 +86,9 @@ def calls_in(work: Callable[[], Any]) -> Counter[Tuple[str, str]]:
     return count.calls
 
 
+_COPIES_AT_ONCE = hasattr(torch, "_foreach_copy_")
+
+
 @pytest.fixture(autouse=True)
 def nothing_else() -> Iterator[None]:
     """Other loops of this process, which wait for values, would be looked at in each iteration."""
@@ -100,12 +103,15 @@ def nothing_else() -> Iterator[None]:
 @pytest.mark.parametrize("update", MOST)
 def test_a_steady_iteration_makes_few_calls(update: str) -> None:
     """The numbers may become smaller; a larger one is to be explained."""
+    if update == "host" and not _COPIES_AT_ONCE:
+        pytest.skip("PyTorch 2.0 copies tensors one by one")
     calls = steady_calls(update)
     most, files = MOST[update]
     assert sum(calls.values()) <= most
     assert len({file for file, _ in calls}) <= files
 
 
+@pytest.mark.skipif(not _COPIES_AT_ONCE, reason="PyTorch 2.0 copies tensors one by one")
 def test_updates_on_the_host_make_no_call_for_each_parameter() -> None:
     assert steady_calls("host", hidden=9) == steady_calls("host")
 

@@ -114,7 +114,7 @@ def test_an_attribute_in_the_memory_of_a_weight_may_not_be_read_in_forward(updat
 
 def test_attributes_that_each_call_replaces_are_allowed() -> None:
     """The weight of `spectral_norm` is that of the parameter until the first call."""
-    for normalise in (spectral_norm, parametrizations.weight_norm):
+    for normalise in (spectral_norm, getattr(parametrizations, "weight_norm", nn.utils.weight_norm)):
         found = []
         for update in (None, "device"):
             torch.manual_seed(0)

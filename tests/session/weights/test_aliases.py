@@ -160,6 +160,7 @@ def test_a_view_of_a_state_costs_no_copies_once_it_is_dropped() -> None:
     assert IPUSession.of(model).weights.host.is_stale
 
 
+@pytest.mark.skipif(not hasattr(torch, "_foreach_copy_"), reason="with PyTorch 2.0 the loop makes the search")
 def test_a_loop_that_keeps_nothing_needs_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor copies of weights: the first calls on the host hand out no memory, and no views in their graph are left."""
 
