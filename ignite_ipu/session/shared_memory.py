@@ -37,10 +37,8 @@ def refuse_shared_writes(step: BatchStep, leaves: Sequence[Any], micro_batches: 
         SessionError: There are such tensors.
     """
     registered = named_tensors(step)
-    # Attributes that the last call has computed may be results of a step that has yet to run: a look would run it.
-    with DisableTorchFunctionSubclass():
-        attributes = _attributes(step, set(map(id, registered.values())))
-        pairs = list(overlapping([*registered.items(), *attributes.items()]))
+    attributes = _attributes(step, set(map(id, registered.values())))
+    pairs = list(overlapping([*registered.items(), *attributes.items()]))
     if not pairs:
         return
     buffers = named_tensors(step, BUFFERS)
