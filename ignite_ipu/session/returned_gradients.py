@@ -29,10 +29,11 @@ def read_gradients(program: ModelProgram) -> Dict[str, torch.Tensor]:
 def take_gradients(program: ModelProgram, weights: Weights) -> List[torch.Tensor]:
     """Return the gradients of a call, for the parameters of `kind.gradients`; to be called once after each call.
 
-    For updates on the host. Buffers that the call has written come to the host.
+    For updates on the host. The call is counted, and buffers that it has written come to the host.
     """
     compiled, kind = program.state, program.kind
     assert isinstance(compiled, CompiledProgram) and isinstance(kind, GradientKind)
+    compiled.calls += 1
     executor: Any = compiled.executor
     gradients = kind.gradients.read(executor, float(kind.link.settings.loss_scaling))
     writes = compiled.trace.writes_buffers

@@ -160,7 +160,6 @@ class TrainingCalls:
         assert program.kind.gradients is not None
         accumulate(program.kind.gradients, gradients)
         self._programs.active = program
-        program.state.calls += 1
         return results
 
     def compile(self, x: Any, y: Any, call: Optional[BatchGeometry] = None) -> ModelProgram:

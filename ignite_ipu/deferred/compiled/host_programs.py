@@ -138,7 +138,6 @@ class HostPrograms(TrainingPrograms):
         assert self.trained is not None
         program = self.trained.program
         assert program.kind.gradients is not None
-        program.state.calls += 1
         gradients = Gradients(program.kind.gradients, take_gradients(program, self.session.weights))
         if batches[0].graph.differentiated:
             gradients = self._without_offsets(gradients, batches)
