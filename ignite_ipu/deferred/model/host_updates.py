@@ -114,9 +114,8 @@ class HostGradients:
     def add(self, loss: Loss, ids: Container[int], weights: Optional[Values] = None) -> Mapping[int, torch.Tensor]:
         """Add the gradients of a loss that went backward before to those of some parameters.
 
-        Returns the buffers that its calls have written, by `id`.
-
-        `weights` has all weights as they were then, if they are kept; None if the loss waits for its update.
+        `weights` has all weights as they were then, if they are kept; None if the loss waits for its update. Returns
+        the buffers that its calls have written with such weights, by `id`.
         """
         if weights is None:
             # Other losses of the update have given some of its operations their values by now.

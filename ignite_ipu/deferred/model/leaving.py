@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+from typing import Any, Container, Dict, FrozenSet, List, Mapping, Optional, Set, Tuple
 
 import torch
 
@@ -54,7 +54,7 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
         update.training.forget_program()
         take_back(update)
         stepped.update(dict.fromkeys(update.gradients.own & books.gradients.all, update.turn.stepped))
-    before = loop.updates, _gradients(loop)
+    before = loop.updates, _gradients(loop, set(map(id, loop.modes.parameters)))
     restore = loop.buffers.state_of([operation for loss in loop.updates.pending for operation in loss.operations])
     loop.edits.ignore()
     on_host.optimizers = list(loop.updates.optimizers)
@@ -65,13 +65,13 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
         for state in [each for each in states if each is not None][:1]:
             on_host.training.set_random_state(state)
         loop.guide(loop.session)
-        _set_gradients([(each, torch.zeros_like(plain(each))) for each in zeros])
+        _set_gradients({each: torch.zeros_like(plain(each)) for each in zeros})
         _bring_gradients(loop, books, on_host)
     except BaseException as error:
         # The device still makes the next update; the gradients that could not be computed are lost.
         loop.updates = before[0]
         loop.guide(loop.session)
-        _set_gradients(list(before[1].items()))
+        _set_gradients(before[1])
         for update in books.updates:
             update.discard(f"the change to updates on the host failed: {type(error).__name__}: {error}")
         restore()
@@ -87,8 +87,8 @@ def _bring_gradients(loop: Loop, books: Books, on_host: HostUpdates) -> None:
     clips = list({entry.clip: None for entry in used if entry.clip is not None})
     # The norm was that of all, of which some may have been cleared since: these come back for it.
     cleared = frozenset().union(*[clip.ids for clip in clips]).difference(*[entry.ids for entry in used])
-    aside = [(each, gradient) for each, gradient in _gradients(loop).items() if id(each) in cleared]
-    _set_gradients([(each, None) for each, _ in aside])
+    aside = _gradients(loop, cleared)
+    _set_gradients(dict.fromkeys(aside))
     written: Dict[int, torch.Tensor] = {}
     known: Set[Operation] = set()
     last = None
@@ -105,8 +105,7 @@ def _bring_gradients(loop: Loop, books: Books, on_host: HostUpdates) -> None:
     if any(made is not None for _, _, made in plan):
         average(reducers, loop.modes.parameters, repeated=True)
     for clip in clips:
-        found = {id(each): gradient for each, gradient in _gradients(loop).items() if id(each) in clip.ids}
-        books.updates[0].training.gradients.clip_on_host(found, clip.norm, awaited=False)
+        books.updates[0].training.gradients.clip_on_host(_by_id(loop, clip.ids), clip.norm, awaited=False)
     _set_gradients(aside)
     for loss, ids, made in plan:
         if made is None:
@@ -117,8 +116,7 @@ def _bring_gradients(loop: Loop, books: Books, on_host: HostUpdates) -> None:
         clipping = update.training.clipping
         # The optimizer may hold others by now.
         ids = clipping.clipped if clipping.asked else update.gradients.own
-        found = {id(each): gradient for each, gradient in _gradients(loop).items() if id(each) in ids}
-        update.training.gradients.clip_on_host(found, clipping.so_far)
+        update.training.gradients.clip_on_host(_by_id(loop, ids), clipping.so_far)
         clipping.asked = False
 
 
@@ -181,14 +179,19 @@ def _is_zero(books: Books, parameter: torch.Tensor) -> bool:
     return id(parameter) in entry.given or any(id(parameter) in update.training.reached() for update in holding)
 
 
-def _gradients(loop: Loop) -> Dict[torch.Tensor, Optional[torch.Tensor]]:
+def _gradients(loop: Loop, ids: Container[int]) -> Dict[torch.Tensor, Optional[torch.Tensor]]:
+    """Return the gradients on the host of the parameters with some ids."""
     with DisableTorchFunctionSubclass():
-        return {each: gradient_of(each) for each in loop.modes.parameters}
+        return {each: gradient_of(each) for each in loop.modes.parameters if id(each) in ids}
 
 
-def _set_gradients(gradients: Sequence[Tuple[torch.Tensor, Optional[torch.Tensor]]]) -> None:
+def _by_id(loop: Loop, ids: Container[int]) -> Dict[int, Optional[torch.Tensor]]:
+    return {id(each): gradient for each, gradient in _gradients(loop, ids).items()}
+
+
+def _set_gradients(gradients: Mapping[torch.Tensor, Optional[torch.Tensor]]) -> None:
     with DisableTorchFunctionSubclass():
-        for parameter, gradient in gradients:
+        for parameter, gradient in gradients.items():
             set_gradient(parameter, gradient)
 
 
