@@ -17,8 +17,8 @@ def lazy_names(
     """Return `__all__`, `__getattr__` and `__dir__` of a package: each name is imported when it is first used.
 
     Its stub, beside its `file`, has the origin of the names, as for type checkers. `unlisted` names are found as well,
-    each in its module. (lazy_loader does the same; but
-    `ignite-ipu env` has to work in a broken installation, so this needs nothing but Python.)
+    each in its module. (lazy_loader does the same; but `ignite-ipu env` has to work in a broken installation, so this
+    needs nothing but Python.)
     """
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
