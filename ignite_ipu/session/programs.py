@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 import weakref
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from torch import nn
 
@@ -15,12 +15,14 @@ from ignite_ipu.errors import BatchError, SessionError, logger, out_of_memory
 from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.options import is_simulated
 from ignite_ipu.program.step import BatchStep
+from ignite_ipu.program.tensors.sharing import address_of
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.recompilation import ModelChanges
 from ignite_ipu.session.trainers import Trainers
 from ignite_ipu.session.weights.model_states import ModelStates
 from ignite_ipu.session.weights.tracker import Weights
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 # Part of PopTorch's message if no device is free.
 _NO_IPUS = "Failed to acquire"
@@ -30,7 +32,7 @@ _ALL: weakref.WeakSet[SharedWeights] = weakref.WeakSet()
 
 
 class SharedWeights:
-    """Finds the training of other models with some of the same weights, as an encoder and the model around it.
+    """Finds the calls of other models with some of the same memory, as an encoder and the model around it.
 
     Each has a session of its own, and one of them is trained. The others' programs are out of date after that, which
     only the one that trained knows.
@@ -48,15 +50,16 @@ class SharedWeights:
         self.look_again()
 
     def look_again(self) -> None:
-        """Find the models with some of the tensors, of which there are more, such as those of a loss."""
-        mine = set(map(id, self._weights.held.tensors))
+        """Find the models with memory of some of the tensors, of which there are more, such as those of a loss."""
+        mine = _memory_of(self._weights)
         for other in list(_ALL):
-            if other is not self and not mine.isdisjoint(map(id, other._weights.held.tensors)):
+            if other is not self and not mine.isdisjoint(_memory_of(other._weights)):
                 self._follow(other)
                 other._follow(self)
 
     def _follow(self, other: SharedWeights) -> None:
         reference = weakref.ref(other)
+        self._weights.sharing.add(other._weights)
         self.others.setdefault(reference, (other._weights.updates, self._before.get(reference, 0)))
 
     def take_over(self) -> None:
@@ -72,6 +75,12 @@ class SharedWeights:
                 self._weights.host_changed()
             if other is None:
                 del self.others[reference]
+
+
+def _memory_of(weights: Weights) -> Set[int]:
+    """Return the addresses of the memory of weights."""
+    with DisableTorchFunctionSubclass():
+        return set(map(address_of, weights.held.tensors)) - {0}
 
 
 _LOADED: List[weakref.ref[Programs]] = []

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
+import operator
 from itertools import compress
 from typing import Callable, Container, Iterable, Iterator, List, Tuple
 
 import torch
-from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ignite_ipu.program.tensors.raw import plain
@@ -16,6 +16,8 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 # Attributes of a weight that is on a device would download it.
 _layout: Callable[[torch.Tensor], torch.layout] = torch.Tensor.layout.__get__  # type: ignore[attr-defined]
 _device: Callable[[torch.Tensor], torch.device] = torch.Tensor.device.__get__
+_dispatch = operator.attrgetter("__torch_dispatch__")
+_NONE = _dispatch(torch.Tensor)
 
 
 def address_of(tensor: torch.Tensor) -> int:
@@ -34,7 +36,8 @@ def tensors_at(addresses: Container[int], but: Container[int]) -> List[torch.Ten
     An array of `numpy()` holds such a tensor. The search goes through all objects, which takes tens of milliseconds.
     """
     objects = gc.get_objects()
-    kinds = {kind for kind in set(map(type, objects)) if kind is torch.Tensor or issubclass(kind, nn.Parameter)}
+    # Classes that PyTorch dispatches to have no memory of their own.
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, torch.Tensor) and _dispatch(kind) == _NONE}
     # Millions of objects are looked at by C alone.
     tensors = compress(objects, map(kinds.__contains__, map(type, objects)))
     with DisableTorchFunctionSubclass():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from typing import Container, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
@@ -26,6 +27,7 @@ class Weights:
         detector: Finds the tensors of the host's copy that were written.
         updates: Number of calls of the training program; a list of one number, for objects that outlive this one.
         integers: The ids of the buffers of integers that programs write.
+        sharing: The weights of other models that have memory in common with these.
     """
 
     def __init__(self, model: nn.Module, hooks: Optional[SessionHooks] = None) -> None:
@@ -36,6 +38,7 @@ class Weights:
         self.detector = EditDetector(self.host, self.programs, self._hooks)
         self.updates = [0]
         self.integers: Set[int] = set()
+        self.sharing: weakref.WeakSet[Weights] = weakref.WeakSet()
 
     def add(self, executor: Executor, training: bool, stale: bool = False) -> None:
         """Take charge of an executor's weights; loading its program uploads the host's, unless it has `stale` ones."""
@@ -125,13 +128,16 @@ class Weights:
     @contextlib.contextmanager
     def put_back_unnoticed(self) -> Iterator[None]:
         """Ignore writes in the `with` block, which have to be undone at its end: they are no edits."""
-        self.notice_edits()
+        everyone = [self, *self.sharing]
+        for each in everyone:
+            each.notice_edits()
         try:
             yield
         finally:
-            self.detector.counts.mark_seen()
-            if self.detector.accesses is not None:
-                self.detector.accesses.forget()
+            for each in everyone:
+                each.detector.counts.mark_seen()
+                if each.detector.accesses is not None:
+                    each.detector.accesses.forget()
 
     def to_host(self) -> bool:
         """Make the host's copy the newest; returns whether that took a copy."""
