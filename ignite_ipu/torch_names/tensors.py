@@ -23,9 +23,6 @@ __all__ = [
     "version_of",
 ]
 
-# The base class, so that these stay the originals when `torch.Tensor` gets other attributes.
-_TENSOR = torch.Tensor.__base__
-
 if TYPE_CHECKING:
     from torch._C import DisableTorchFunction as DisableTorchFunction
     from torch._C import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass

@@ -85,10 +85,9 @@ class HostPrograms(TrainingPrograms):
     """The programs of one captured model that bring gradients back.
 
     Attributes:
-        reason: Why weights are updated on the host, as words to follow "on the host from here on, ".
+        told: Whether the cost of updates on the host was logged.
     """
 
-    reason = "as update='host' asks"
     told = False
 
     @property
@@ -195,8 +194,7 @@ class HostPrograms(TrainingPrograms):
             return
         self.told = True
         logger.warning(
-            "Weights are updated on the host from %s on, %s: %s.",
+            "Weights are updated on the host from %s on, as update='host' asks: %s.",
             current_line(),
-            self.reason,
             host_update_cost(self.session.training),
         )

@@ -10,10 +10,7 @@ from typing import Callable, Optional, Sequence
 
 from ignite_ipu.deferred.model.history import Made, TakenBack
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.user_code import Line, current_line
-
-_SAMPLING = word_set("multinomial bernoulli normal poisson binomial")
 
 
 def _stay(reason: str) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from typing import Any, Sequence
 
 from ignite_ipu.deferred.graph.operations import Operation
-from ignite_ipu.deferred.model.turns import Values
 from ignite_ipu.errors import logger
 from ignite_ipu.program.user_code import Line
 
@@ -40,12 +39,8 @@ class HostReads:
 
     def computes_alone(self, call: Operation) -> bool:
         """Return whether the host can compute a call before those that were made before it have run."""
-        return self.weights_then(call) is not None and not self._loop.buffers.waits_for_others(call)
-
-    def weights_then(self, operation: Operation) -> Optional[Values]:
-        """Return the weights that have changed since an operation used them, as they were; None if some are lost."""
-        found: Optional[Values] = self._loop.updates.weights_then(operation)
-        return found
+        known = self._loop.updates.weights_then(call) is not None
+        return known and not self._loop.buffers.waits_for_others(call)
 
     def check_weights(self) -> None:
         """Record writes into weights; refuse to compute with them if the device is ahead of the loop."""

@@ -137,7 +137,7 @@ class HostGradients:
         models = models_of(loss.operations, "a read", loss.line)
         if any(model.loop is not self._loop for model in models):
             # One program has all calls of the loss, as for backward().
-            self._loop.joined(models, loss.line)[0].updates.run_ahead(frozenset(), [loss])
+            self._loop.setup.join(models, loss.line)[0].updates.run_ahead(frozenset(), [loss])
             return
         self._loop.edits.look()
         gradients = self._compute(loss, lambda operation: True)

@@ -337,10 +337,6 @@ class Loop:
         for each in self._absorbed:
             each.now, each.steady = self, None
 
-    def joined(self, models: Sequence[Captured], line: Line) -> List[Loop]:
-        """Return the loops of models that the loss at a line is computed by, joined where one update trains them."""
-        return self.setup.join(models, line)
-
     def backward(self, loss: Loss) -> None:
         self.updates.backward(loss)
         if self.setup.observer is not IGNORING:

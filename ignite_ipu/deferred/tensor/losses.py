@@ -124,7 +124,7 @@ def _loss_of(value: Value, retained: bool, line: Line, ran_early: bool = False) 
         )
     first, *others = loops
     loss = Loss(value, operations, line, retained)
-    loop = first.joined(models, line)[0] if others else first
+    loop = first.setup.join(models, line)[0] if others else first
     _refuse_spent(loss)
     return loop, loss
 

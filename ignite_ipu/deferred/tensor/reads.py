@@ -1,9 +1,8 @@
-"""Reads of values that a training step computes: one decision for each names the source of the value."""
+"""Reads of values that a training step computes: the one place that decides on the source of a value."""
 
 from __future__ import annotations
 
-import enum
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 
@@ -21,78 +20,52 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 _SAMPLING = word_set("multinomial bernoulli normal poisson binomial")
 
 
-class Source(enum.Enum):
-    """Sources of a value that is read."""
-
-    KNOWN = "it is known, or the host computes it from known ones"
-    ON_HOST = "the host computes it, and the update is made as if it had not been read"
-    RUN_UPDATE = "the update that it comes with runs now"
-    REFUSE = "nothing can give it"
-
-
-class Decision(NamedTuple):
-    """Source of a value, and the way to get it: updates to run, a value of the host, or an error."""
-
-    source: Source
-    updates: Sequence[Callable[[], None]] = ()
-    value: Optional[torch.Tensor] = None
-    error: Optional[EarlyReadError] = None
-
-
 def read(value: Value, what: str) -> torch.Tensor:
     """Return a value, which is read as `what` says in words.
+
+    It is known, the host computes it, or the update that it comes with runs now. The host computes it if the update is
+    not complete by the known behaviour of the loop, and then the update is made as if it had not been read. This is so
+    in the first step, while gradients accumulate, and before `backward()` unless the previous step shows the loss.
 
     Raises:
         EarlyReadError: Nothing can give it yet.
     """
-    decision = decide(value, what)
-    if decision.error is not None:
-        raise decision.error
-    for run in decision.updates:
-        run()
-    return value.get() if decision.value is None else decision.value
-
-
-def decide(value: Value, what: str) -> Decision:
-    """Return the source of a value.
-
-    The host computes it if the update is not complete by the known behaviour of the loop. This is so in the first step,
-    while gradients accumulate, and before `backward()` unless the previous step shows the loss.
-    """
     known = value.known
     if known:
-        return Decision(Source.KNOWN)
+        return value.get()
     if value.operation.of_weights:
-        return Decision(Source.ON_HOST, value=_of_weights(value))
+        return _of_weights(value)
     operations, line = [each for each in ancestors(value) if not each.done], current_line()
     loops = list(dict.fromkeys(model.loop for model in models_of(operations, what, line)))
     calls = [each for each in operations if each.model is not None]
     found = None if calls else _evaluated(value, operations, line)
     if found is not None:
-        return Decision(Source.ON_HOST, value=found)
+        return found
     updates = [loop.updates.read(value, operations) for loop in loops]
     known = value.known
     if known:
         # A loop that moved its updates to the host has computed the losses that went backward.
-        return Decision(Source.KNOWN)
+        return value.get()
     runs = [run for run in updates if run is not None]
     # Checks of distributions read in every step, and later the value could not be computed.
     complete = loops and len(runs) == len(loops) and all(loop.updates.accumulates is False for loop in loops)
     if calls and not complete and all(call.signature.evaluates for call in calls):
         found = _evaluated(value, operations, line)
         if found is not None:
-            return Decision(Source.ON_HOST, value=found)
+            return found
     if not complete and not called_by(DISTRIBUTIONS):
         norms = [each for each in operations if each.signature is NORM]
         if all(each.model is not None and each.model.loop.updates.gradients.read_norms(line) for each in norms):
             left = [each for each in ancestors(value) if not each.done]
             found = value.get() if value.known else _computed_on_host(value, left, loops, line)
             if found is not None:
-                return Decision(Source.ON_HOST, value=found)
+                return found
     refusing = next((loop for loop, run in zip(loops, updates) if run is None), None)
-    if refusing is None:
-        return Decision(Source.RUN_UPDATE, runs)
-    return Decision(Source.REFUSE, error=_refusal(refusing, value, what))
+    if refusing is not None:
+        raise _refusal(refusing, value, what)
+    for run in runs:
+        run()
+    return value.get()
 
 
 def _of_weights(value: Value) -> torch.Tensor:
@@ -149,7 +122,7 @@ def _computed_on_host(
         loop.reads.check_unwritten(operations)
 
     def tensor_of(leaf: Input, operation: Operation) -> torch.Tensor:
-        then = leaf.model.loop.reads.weights_then(operation) if leaf.model is not None else None
+        then = leaf.model.loop.updates.weights_then(operation) if leaf.model is not None else None
         tensor = next((value for weight, value in then or () if weight is leaf.tensor), leaf.tensor)
         return torch.Tensor.detach(tensor)
 
