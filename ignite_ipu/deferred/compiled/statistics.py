@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import Operation
 from ignite_ipu.deferred.graph.signatures import arguments_of
+from ignite_ipu.deferred.graph.state import written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import unflatten
 from ignite_ipu.errors import CaptureError
@@ -46,8 +47,7 @@ def _updated(call: Operation) -> FrozenSet[int]:
     """Return the ids of the buffers that a call writes."""
     if call.model is None:
         return _statistics(call, updates=True)
-    buffers = dict(call.model.model.named_buffers()) if call.signature.writes else {}
-    return frozenset(id(buffers[name]) for name in call.signature.writes)
+    return frozenset(map(id, written_buffers(call).values()))
 
 
 def _read(call: Operation) -> FrozenSet[int]:

@@ -16,7 +16,6 @@ from typing import (
     Mapping,
     NamedTuple,
     Optional,
-    Protocol,
     Sequence,
     Set,
     Tuple,
@@ -27,6 +26,7 @@ from torch import nn
 
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import Operation, Value, by_number, replayed
+from ignite_ipu.deferred.graph.state import Older
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import unflatten
 from ignite_ipu.errors import CaptureError
@@ -258,23 +258,8 @@ def saved_by(losses: Sequence[Loss], parameters: Iterable[torch.Tensor], trains:
     return saved
 
 
-class Change(Protocol):
-    """Weights before they were changed, `Older`, as their gradients need it."""
-
-    @property
-    def taken(self) -> int: ...
-    @property
-    def values(self) -> Sequence[Tuple[torch.Tensor, Optional[torch.Tensor]]]: ...
-    @property
-    def uncounted(self) -> FrozenSet[int]: ...
-    @property
-    def replaced(self) -> FrozenSet[int]: ...
-    @property
-    def counted(self) -> FrozenSet[int]: ...
-
-
 def mixed_gradients(
-    loss: Loss, parameters: Sequence[torch.Tensor], trains: Container[int], changes: Sequence[Change]
+    loss: Loss, parameters: Sequence[torch.Tensor], trains: Container[int], changes: Sequence[Older]
 ) -> Tuple[Dict[int, Optional[torch.Tensor]], Dict[Operation, List[torch.Tensor]]]:
     """Return gradients by `id` of their parameter as PyTorch computes them, and the results of a loss's operations.
 
@@ -283,7 +268,7 @@ def mixed_gradients(
     """
     known = {id(each): plain(each) for each in parameters}
     # By the id of a parameter: the values that it got by the changes, and the number of the operation before each.
-    events: List[Tuple[Change, int, Callable[[], torch.Tensor]]] = []
+    events: List[Tuple[Older, int, Callable[[], torch.Tensor]]] = []
     first = dict(known)
     for change in reversed(changes):
         for tensor, before in change.values:

@@ -17,10 +17,10 @@ from torch import nn
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.graph.operations import CLOCK, Operation, by_number
 from ignite_ipu.deferred.graph.owners import CapturedLoop
+from ignite_ipu.deferred.graph.state import is_statistic, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.call_replays import CallReplays, Replay, chain_of, is_awaited
 from ignite_ipu.deferred.model.edits import WeightEdits
-from ignite_ipu.deferred.model.turns import is_statistic, written_buffers
 from ignite_ipu.errors import CaptureError, EarlyReadError, listed
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.module_state import REGISTRATIONS

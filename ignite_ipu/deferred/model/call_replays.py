@@ -8,9 +8,9 @@ import torch
 
 from ignite_ipu.deferred.compiled.modes import Modes, ReplacedError
 from ignite_ipu.deferred.graph.operations import NORM, Operation, replayed, shown_input
+from ignite_ipu.deferred.graph.state import draws, written_buffers
 from ignite_ipu.deferred.graph.structure import unflatten
 from ignite_ipu.deferred.model.edits import WeightEdits
-from ignite_ipu.deferred.model.turns import draws, written_buffers
 from ignite_ipu.errors import logger
 from ignite_ipu.program.forward.assigned_buffers import assignments_written
 from ignite_ipu.program.forward.eager import EAGER

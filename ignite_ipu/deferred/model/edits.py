@@ -13,7 +13,7 @@ import torch
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, Operation
 from ignite_ipu.deferred.graph.owners import CapturedLoop
-from ignite_ipu.deferred.model.turns import Older, weights_of
+from ignite_ipu.deferred.graph.state import Older, weights_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import current_line

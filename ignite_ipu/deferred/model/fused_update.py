@@ -12,6 +12,7 @@ from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
 from ignite_ipu.deferred.graph.operations import USES, Operation, keep_weights, leave_uses
 from ignite_ipu.deferred.graph.owners import MODEL, held_by
+from ignite_ipu.deferred.graph.state import trained_in
 from ignite_ipu.deferred.graph.step_graph import Loss, gradient_path
 from ignite_ipu.deferred.model.early_update import EarlyUpdate
 from ignite_ipu.deferred.model.gradient_views import GradientViews
@@ -21,7 +22,7 @@ from ignite_ipu.deferred.model.history import History, Made
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.obstacles import obstacle
 from ignite_ipu.deferred.model.steady import Steady
-from ignite_ipu.deferred.model.turns import Reach, Turn, forget, trained_in
+from ignite_ipu.deferred.model.turns import Reach, Turn, forget
 from ignite_ipu.errors import CaptureError, IPUError
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.data_parallel import Reducer

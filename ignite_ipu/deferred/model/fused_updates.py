@@ -10,6 +10,7 @@ import torch
 from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
 from ignite_ipu.deferred.graph.operations import DIFFERENTIATED, Operation, Value
+from ignite_ipu.deferred.graph.state import Older, Values
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.ahead import losses_ahead, run_ahead
 from ignite_ipu.deferred.model.fused_gradients import FusedGradients
@@ -18,7 +19,6 @@ from ignite_ipu.deferred.model.host_updates import HostUpdates
 from ignite_ipu.deferred.model.leaving import leave_device
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import note_backward
-from ignite_ipu.deferred.model.turns import Older, Values
 from ignite_ipu.deferred.tensor.inputs import gradients_return, refuse_differentiated
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import Line, current_line

@@ -16,11 +16,10 @@ from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, Opti
 
 import torch
 
-from ignite_ipu.deferred.graph.operations import CLOCK, Operation
+from ignite_ipu.deferred.graph.operations import Operation
+from ignite_ipu.deferred.graph.state import Older, Values, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss, Tape
-from ignite_ipu.deferred.model.turns import Older, Values, written_buffers
 from ignite_ipu.optimizers.host_link import Link
-from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.session.session import IPUSession
 
 WATCHED = 8
@@ -60,11 +59,9 @@ class Made:
         later = {**first, **written}
         with self._tape.rewound():
             for operation in self.loss.operations:
-                if operation.signature.writes and operation.model is not None:
-                    buffers = dict(operation.model.model.named_buffers())
-                    values = first if operation in known else later
-                    names = [name for name in operation.signature.writes if id(buffers[name]) in values]
-                    operation.before = {name: values[id(buffers[name])] for name in names}
+                if operation.signature.writes:
+                    values, written_by = first if operation in known else later, written_buffers(operation).items()
+                    operation.before = {name: values[id(each)] for name, each in written_by if id(each) in values}
             yield
 
     def weights(self, written: Mapping[int, torch.Tensor]) -> Values:
@@ -104,7 +101,7 @@ class History:
         """Keep the weights before an update of a number, which is one of the first."""
         self._left[number] = self._left.get(number, WATCHED) - 1
         session.weights.to_host()
-        self.kept.append(Older(CLOCK.now, [(each, plain(each).clone()) for each in session.weights.held.tensors]))
+        self.kept.append(Older.of(session.weights.held.tensors))
 
     def made(self, losses: Sequence[Loss], stepped: Sequence[int]) -> Dict[Loss, Made]:
         """Return losses as they are before an update is made of them, whose weights were kept last.

@@ -34,20 +34,12 @@ from ignite_ipu.deferred.compiled.update_gradients import mixed_gradients
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, keep_weights, leave_uses, replayed
 from ignite_ipu.deferred.graph.owners import held_tensors
+from ignite_ipu.deferred.graph.state import Older, Values, draws, trained_in, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
 from ignite_ipu.deferred.model.kept_weights import KeptWeights
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import average, note_backward
-from ignite_ipu.deferred.model.turns import (
-    Older,
-    Values,
-    begin_again,
-    draws,
-    forget,
-    keep_buffers,
-    trained_in,
-    written_buffers,
-)
+from ignite_ipu.deferred.model.turns import begin_again, forget, keep_buffers
 from ignite_ipu.deferred.tensor.inputs import gradients_return
 from ignite_ipu.deferred.tensor.reads import expected_loss, models_of
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known

@@ -10,11 +10,10 @@ import torch
 
 from ignite_ipu.deferred.compiled.update_gradients import saved_by
 from ignite_ipu.deferred.graph.operations import CLOCK, Operation, by_number
+from ignite_ipu.deferred.graph.state import Older, Values, trained_in, weights_of, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.loop import Loop
-from ignite_ipu.deferred.model.turns import Older, Values, trained_in, weights_of, written_buffers
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import current_line
 
 # So many references to recorded calls are kept at least before those of calls that are gone are released.
@@ -129,7 +128,7 @@ class KeptWeights:
         needed = self._needed(held)
         if not needed:
             return None
-        self._older.append(Older(CLOCK.now, [(each, plain(each).clone()) for each in needed]))
+        self._older.append(Older.of(needed))
         return self._older[-1]
 
     def are_stale(self, call: Operation) -> bool:

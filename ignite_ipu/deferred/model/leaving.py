@@ -8,6 +8,7 @@ from typing import Any, Container, Dict, FrozenSet, List, Mapping, Optional, Set
 import torch
 
 from ignite_ipu.deferred.graph.operations import Operation
+from ignite_ipu.deferred.graph.state import trained_in
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.ahead import take_back
 from ignite_ipu.deferred.model.fused_update import Books
@@ -15,7 +16,6 @@ from ignite_ipu.deferred.model.gradients import GradientBook
 from ignite_ipu.deferred.model.host_updates import HostUpdates
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import average
-from ignite_ipu.deferred.model.turns import trained_in
 from ignite_ipu.errors import CaptureError, logger
 from ignite_ipu.program.tensors.raw import gradient_of, plain, set_gradient
 from ignite_ipu.program.user_code import current_line

@@ -26,13 +26,13 @@ from ignite_ipu.deferred.compiled.places import Places
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.graph.operations import Operation, Value
 from ignite_ipu.deferred.graph.owners import Captured, release_optimizer
+from ignite_ipu.deferred.graph.state import Older, Values
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.buffers import BufferBook
 from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.deferred.model.evaluations import EvaluationBook
 from ignite_ipu.deferred.model.following import LoopFollower, Withheld
 from ignite_ipu.deferred.model.host_reads import HostReads
-from ignite_ipu.deferred.model.turns import Older, Values
 from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
 from ignite_ipu.errors import logger
 from ignite_ipu.program.config import IPUConfig

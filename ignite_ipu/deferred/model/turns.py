@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, Optional, Sequence, Set, Tuple
 
 import torch
 
 from ignite_ipu.deferred.graph.leaves import Input
-from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, Operation, Value, by_number, name_of
+from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, Operation, Value, by_number
+from ignite_ipu.deferred.graph.state import Older, Values, draws, is_statistic, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
 from ignite_ipu.errors import CaptureError, logger
 from ignite_ipu.program.reached import reached
@@ -23,11 +24,8 @@ from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.weights.tracker import Weights
-from ignite_ipu.torch_names.modules import NormWithStatistics
 
 _ORDER = itertools.count(1)
-Values = List[Tuple[torch.Tensor, Optional[torch.Tensor]]]
-"""Tensors of a model, each with what a call is to find there; None for what is there now."""
 
 
 class Reach:
@@ -105,29 +103,6 @@ class Everything(Reach):
         return losses
 
 
-@dataclasses.dataclass(frozen=True)
-class Older:
-    """Weights before they were changed, taken when `CLOCK` showed a number.
-
-    Attributes:
-        values: The weights, each with its value; None if that was not kept.
-        uncounted: The ids of those that were written without the notice of captured weights.
-        replaced: The ids of those whose memory was replaced, as by `parameter.data = ...`.
-        counted: The ids of those whose writes PyTorch has counted.
-    """
-
-    taken: int
-    values: Sequence[Tuple[torch.Tensor, Optional[torch.Tensor]]]
-    uncounted: FrozenSet[int] = frozenset()
-    replaced: FrozenSet[int] = frozenset()
-    counted: FrozenSet[int] = frozenset()
-
-    @classmethod
-    def of(cls, session: IPUSession, own: FrozenSet[int]) -> Older:
-        session.weights.to_host()
-        return cls(CLOCK.now, [(each, plain(each).clone()) for each in session.weights.held.tensors if id(each) in own])
-
-
 class OlderWeights:
     """Weights of other optimizers before their steps: `kept` has them by the parameters that each holds."""
 
@@ -140,7 +115,8 @@ class OlderWeights:
     def keep(self, stepping: Reach, operations: Sequence[Operation], session: IPUSession) -> None:
         """Keep the weights that another optimizer is about to change, if pending operations have used them."""
         if stepping not in self.kept and any(map(stepping.uses, operations)):
-            self.kept[stepping] = Older.of(session, stepping.own)
+            session.weights.to_host()
+            self.kept[stepping] = Older.of([each for each in session.weights.held.tensors if id(each) in stepping.own])
 
     def values(self, steps: Sequence[Tuple[Reach, int]], operations: Sequence[Operation]) -> Values:
         """Return the weights of other optimizers with which operations were recorded, if these have stepped since.
@@ -280,46 +256,3 @@ def forget(operations: Iterable[Operation]) -> None:
     for operation in operations:
         if operation.done:
             operation.finish()
-
-
-def weights_of(operation: Operation) -> FrozenSet[int]:
-    """Return the ids of the parameters and buffers that an operation computes with."""
-    if operation.model is not None and operation.signature.modes is not None:
-        return frozenset(itertools.chain(operation.model.parameter_ids(), map(id, operation.model.model.buffers())))
-    leaves = (leaf for leaf in operation.leaves if type(leaf) is Input and leaf.parameter is not None)
-    return frozenset(id(leaf.tensor) for leaf in leaves)
-
-
-def trained_in(loss: Loss) -> FrozenSet[int]:
-    """Return the ids of the parameters that were trained when a loss was computed; it may depend on some alone."""
-    found: Set[int] = set()
-    for operation in loss.operations:
-        modes = operation.signature.modes
-        if modes is not None:
-            found.update(id(each) for each, trained in zip(modes.of.parameters, modes.trained) if trained)
-        leaves = (leaf for leaf in operation.leaves if type(leaf) is Input and leaf.parameter is not None)
-        found.update(id(leaf.tensor) for leaf in leaves if leaf.shape.requires_grad)
-    return frozenset(found)
-
-
-def written_buffers(operation: Operation) -> Dict[str, torch.Tensor]:
-    """Return the buffers that a call writes, by name."""
-    model: Any = operation.model
-    buffers = dict(model.model.named_buffers()) if operation.signature.writes else {}
-    return {name: buffers[name] for name in operation.signature.writes}
-
-
-def is_statistic(operation: Operation, name: str) -> bool:
-    """Return whether a buffer is a batch statistic, which nothing reads that a call in training mode computes."""
-    model: Any = operation.model
-    return isinstance(model.model.get_submodule(name.rpartition(".")[0]), NormWithStatistics)
-
-
-def draws(operation: Operation) -> bool:
-    """Return whether an operation draws random numbers."""
-    signature = operation.signature
-    if signature.function is None:
-        return signature.draws
-    packet = getattr(torch.ops.aten, name_of(signature.function), None)
-    overloads = [] if packet is None else [getattr(packet, name) for name in packet.overloads()]
-    return any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads)

@@ -1,0 +1,84 @@
+"""The state of models that recorded operations compute with or write: weights, buffers and random numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
+
+import torch
+
+from ignite_ipu.deferred.graph.leaves import Input
+from ignite_ipu.deferred.graph.operations import CLOCK, Operation, name_of
+from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.program.tensors.raw import plain
+from ignite_ipu.torch_names.modules import NormWithStatistics
+
+Values = List[Tuple[torch.Tensor, Optional[torch.Tensor]]]
+"""Tensors of a model, each with what a call is to find there; None for what is there now."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Older:
+    """Weights before they were changed, taken when `CLOCK` showed a number.
+
+    Attributes:
+        values: The weights, each with its value; None if that was not kept.
+        uncounted: The ids of those that were written without the notice of captured weights.
+        replaced: The ids of those whose memory was replaced, as by `parameter.data = ...`.
+        counted: The ids of those whose writes PyTorch has counted.
+    """
+
+    taken: int
+    values: Sequence[Tuple[torch.Tensor, Optional[torch.Tensor]]]
+    uncounted: FrozenSet[int] = frozenset()
+    replaced: FrozenSet[int] = frozenset()
+    counted: FrozenSet[int] = frozenset()
+
+    @classmethod
+    def of(cls, weights: Iterable[torch.Tensor]) -> Older:
+        """Return copies of weights, of which the host has the newest values."""
+        return cls(CLOCK.now, [(each, plain(each).clone()) for each in weights])
+
+
+def weights_of(operation: Operation) -> FrozenSet[int]:
+    """Return the ids of the parameters and buffers that an operation computes with."""
+    if operation.model is not None and operation.signature.modes is not None:
+        return frozenset(itertools.chain(operation.model.parameter_ids(), map(id, operation.model.model.buffers())))
+    leaves = (leaf for leaf in operation.leaves if type(leaf) is Input and leaf.parameter is not None)
+    return frozenset(id(leaf.tensor) for leaf in leaves)
+
+
+def trained_in(loss: Loss) -> FrozenSet[int]:
+    """Return the ids of the parameters that were trained when a loss was computed; it may depend on some alone."""
+    found: Set[int] = set()
+    for operation in loss.operations:
+        modes = operation.signature.modes
+        if modes is not None:
+            found.update(id(each) for each, trained in zip(modes.of.parameters, modes.trained) if trained)
+        leaves = (leaf for leaf in operation.leaves if type(leaf) is Input and leaf.parameter is not None)
+        found.update(id(leaf.tensor) for leaf in leaves if leaf.shape.requires_grad)
+    return frozenset(found)
+
+
+def written_buffers(operation: Operation) -> Dict[str, torch.Tensor]:
+    """Return the buffers that a call writes, by name."""
+    model: Any = operation.model
+    buffers = dict(model.model.named_buffers()) if operation.signature.writes else {}
+    return {name: buffers[name] for name in operation.signature.writes}
+
+
+def is_statistic(operation: Operation, name: str) -> bool:
+    """Return whether a buffer is a batch statistic, which nothing reads that a call in training mode computes."""
+    model: Any = operation.model
+    return isinstance(model.model.get_submodule(name.rpartition(".")[0]), NormWithStatistics)
+
+
+def draws(operation: Operation) -> bool:
+    """Return whether an operation draws random numbers."""
+    signature = operation.signature
+    if signature.function is None:
+        return signature.draws
+    packet = getattr(torch.ops.aten, name_of(signature.function), None)
+    overloads = [] if packet is None else [getattr(packet, name) for name in packet.overloads()]
+    return any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads)
