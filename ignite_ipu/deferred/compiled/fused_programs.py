@@ -16,6 +16,7 @@ from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed, Place, needed_values
 from ignite_ipu.deferred.compiled.update_gradients import UpdateGradients, reached_by
 from ignite_ipu.deferred.graph.operations import ModesThen, Operation, keep_inputs
+from ignite_ipu.deferred.graph.state import trained_in
 from ignite_ipu.deferred.graph.step_graph import Chain, Loss, MicroBatch, StepGraph, Tape, describe_change
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
 from ignite_ipu.errors import CaptureError, OptimizerError, logger
@@ -79,10 +80,9 @@ class FusedPrograms(TrainingPrograms):
             if isinstance(traced, CompiledProgram) and traced is self._reach[1] and self._last is self._reach[0]:
                 self._reached = list(tape.losses), self._reach[2]
                 return self._reach[2]
-            flags = self.trained_in(tape.losses)
-            trained = zip(self.modes.parameters, flags)
+            trained = _trained_in(tape)
             with tape.rewound():
-                found = reached_by(tape.losses, [parameter for parameter, then in trained if then])
+                found = reached_by(tape.losses, [each for each in self.modes.parameters if id(each) in trained])
             self._reached = list(tape.losses), found
             if losses is None:
                 self._reach = self._last, traced, found
@@ -95,20 +95,13 @@ class FusedPrograms(TrainingPrograms):
             return False
         if self._reached[0] != tape.losses and not requires_grad(parameter):
             # A parameter that was frozen before the losses has none, even if they depend on it otherwise.
-            trained = zip(self.modes.parameters, self.trained_in(tape.losses))
-            if not any(each is parameter and then for each, then in trained):
+            if id(parameter) not in _trained_in(tape):
                 return False
         return id(parameter) in self.reached(losses)
 
     def forget_losses(self) -> None:
         """Let go of the losses of the last update, whose gradients were cleared."""
         self._tape, self._reached = None, ((), frozenset())
-
-    def trained_in(self, losses: Sequence[Loss]) -> Sequence[bool]:
-        """Return whether each parameter has a gradient, from losses or else from the last update."""
-        last = self.modes.now() if self._last is None else self._last.modes
-        called = [operation.signature.modes for loss in losses for operation in loss.operations]
-        return next((then for then in called if then is not None and then.of is self.modes), last).trained
 
     def keep_inputs(self, loss: Loss, waits: bool) -> None:
         """Copy inputs of a loss that went backward, if the loop may write into them before the update.
@@ -295,3 +288,9 @@ class FusedPrograms(TrainingPrograms):
 
     def _anchored(self) -> AnchoredGradients:
         return self.gradients.anchored()
+
+
+def _trained_in(tape: Tape) -> FrozenSet[int]:
+    """Return the ids of the parameters that were trained when losses were computed."""
+    with tape.rewound():
+        return frozenset().union(*map(trained_in, tape.losses))
