@@ -12,9 +12,10 @@ from ignite_ipu.deferred.compiled.averaging import Averaging
 from ignite_ipu.deferred.compiled.clipping import Clipping
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.places import Places
+from ignite_ipu.deferred.compiled.replayed_losses import reached_by
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed, Place, needed_values
-from ignite_ipu.deferred.compiled.update_gradients import UpdateGradients, reached_by
+from ignite_ipu.deferred.compiled.update_gradients import UpdateGradients
 from ignite_ipu.deferred.graph.operations import ModesThen, Operation, keep_inputs
 from ignite_ipu.deferred.graph.state import trained_in
 from ignite_ipu.deferred.graph.step_graph import Chain, Loss, MicroBatch, StepGraph, Tape, describe_change
@@ -93,10 +94,10 @@ class FusedPrograms(TrainingPrograms):
         tape = self._tape if losses is None else Tape(losses)
         if tape is None:
             return False
-        if self._reached[0] != tape.losses and not requires_grad(parameter):
+        unknown = self._reached[0] != tape.losses and not requires_grad(parameter)
+        if unknown and id(parameter) not in _trained_in(tape):
             # A parameter that was frozen before the losses has none, even if they depend on it otherwise.
-            if id(parameter) not in _trained_in(tape):
-                return False
+            return False
         return id(parameter) in self.reached(losses)
 
     def forget_losses(self) -> None:

@@ -29,8 +29,8 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_  # PyTorch's own, which a script's calls may be substituted for
 
 from ignite_ipu.deferred.compiled.host_programs import Gradients, HostPrograms
+from ignite_ipu.deferred.compiled.replayed_losses import mixed_gradients
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
-from ignite_ipu.deferred.compiled.update_gradients import mixed_gradients
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, keep_weights, leave_uses, replayed
 from ignite_ipu.deferred.graph.owners import held_tensors

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from ignite_ipu.deferred.compiled.update_gradients import saved_by
+from ignite_ipu.deferred.compiled.replayed_losses import saved_by
 from ignite_ipu.deferred.graph.operations import CLOCK, Operation, by_number
 from ignite_ipu.deferred.graph.state import Older, Values, trained_in, weights_of, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss
