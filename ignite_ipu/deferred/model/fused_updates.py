@@ -14,8 +14,9 @@ from ignite_ipu.deferred.graph.state import Older, Values
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.ahead import losses_ahead, run_ahead
 from ignite_ipu.deferred.model.fused_gradients import FusedGradients
-from ignite_ipu.deferred.model.fused_update import FusedUpdate
+from ignite_ipu.deferred.model.fused_update import Books, FusedUpdate
 from ignite_ipu.deferred.model.host_updates import HostUpdates
+from ignite_ipu.deferred.model.kept_weights import KeptWeights
 from ignite_ipu.deferred.model.leaving import leave_device
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import note_backward
@@ -25,12 +26,47 @@ from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.data_parallel import Reducer
 
 
+class FusedWeights:
+    """The weights that calls of a loop have used whose updates are fused: the device has one value of each.
+
+    Args:
+        kept: Keeps previous values for updates on the host; None in a loop that may not change to these.
+    """
+
+    def __init__(self, loop: Loop, books: Books, kept: Optional[KeptWeights]) -> None:
+        self._loop, self._books, self._kept = loop, books, kept
+        self.note_call = None if kept is None else kept.note_call
+
+    def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
+        if self._kept is None:
+            return
+        updates = self._loop.updates
+        if any(not loss.value.operation.done for loss in updates.pending):
+            updates.leave_device(f"Weights are written or frozen at {current_line()} between backward() and the step.")
+        self._kept.note_write(tensors)
+
+    def note_view(self, tensor: torch.Tensor) -> None:
+        if self._kept is not None:
+            self._kept.note_view(tensor)
+
+    def then(self, operation: Operation) -> Optional[Values]:
+        return None if operation.model is not None and self.are_stale(operation) else []
+
+    def note_changes(self, changed: Sequence[int], before: Optional[Older] = None) -> None:
+        """The device changes them."""
+
+    def are_stale(self, call: Operation) -> bool:
+        late = [update for update in self._books.updates if update.turn.stepped >= call.number and not call.done]
+        return any(update.turn.reach.uses(call) for update in late)
+
+
 class FusedUpdates:
     """The fused updates of a loop.
 
     Attributes:
         books: The gradients, which stay on the device, and the updates by each optimizer.
-        standby: Follows the calls for updates on the host, if the loop may change to these.
+        standby: The updates on the host that the loop may change to; None if it may not.
+        weights: Those that calls have used.
     """
 
     on_host = False
@@ -40,10 +76,9 @@ class FusedUpdates:
         self.gradients = FusedGradients(loop)
         self.books = self.gradients.books
         self.standby = HostUpdates(loop) if self.may_leave else None
-        # Only a loop that may change to updates on the host keeps weights for its calls.
-        self.note_call = None if self.standby is None else self.standby.note_call
+        self.weights = FusedWeights(loop, self.books, None if self.standby is None else self.standby.weights)
         if self.standby is not None:
-            self.books.history.released = self.standby.kept.keep
+            self.books.history.released = self.standby.weights.keep
 
     @property
     def programs(self) -> Sequence[FusedPrograms]:
@@ -108,21 +143,10 @@ class FusedUpdates:
                 entry.losses = [loss for loss in entry.losses if update.turn.reach.chosen([loss])]
         return free
 
-    def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
-        if self.standby is None:
-            return
-        if any(not loss.value.operation.done for loss in self.pending):
-            self.leave_device(f"Weights are written or frozen at {current_line()} between backward() and the step.")
-        self.standby.kept.note_write(tensors)
-
-    def note_view(self, tensor: torch.Tensor) -> None:
-        if self.standby is not None:
-            self.standby.kept.note_view(tensor)
-
     def backward(self, loss: Loss) -> None:
         self._loop.steady = None
         self._loop.edits.look()
-        if self.standby is not None and self.standby.kept.mixes(loss):
+        if self.standby is not None and self.standby.weights.mixes(loss):
             self.leave_device(f"Memory of weights was written before the loss went backward at {loss.line}.")
             self._loop.updates.backward(loss)
             return
@@ -156,10 +180,10 @@ class FusedUpdates:
             return self._loop.updates.read(value, operations)
         calls = [each for each in operations if each.model is not None]
         written = not all(map(self._loop.edits.older_than, calls))
-        if self.may_leave and (written or any(map(self.are_stale, calls))):
+        if self.may_leave and (written or any(map(self.weights.are_stale, calls))):
             self.leave_device(f"A value is read at {current_line()} that was computed with previous weights.")
             return self._loop.updates.read(value, operations)
-        if any(map(self.are_stale, calls)):
+        if any(map(self.weights.are_stale, calls)):
             return None
         # Where optimizers take turns, the one that stepped longest ago comes next.
         for update in sorted(updates, key=lambda update: update.turn.order):
@@ -186,16 +210,6 @@ class FusedUpdates:
         if not loop.now.updates.optimizers:
             raise CaptureError("The model's optimizer is not known: prepare it together with the model.")
         loop.now.updates.run_ahead(ids, losses)
-
-    def weights_then(self, operation: Operation) -> Optional[Values]:
-        return None if operation.model is not None and self.are_stale(operation) else []
-
-    def note_changes(self, changed: Sequence[int], before: Optional[Older] = None) -> None:
-        """The device changes them."""
-
-    def are_stale(self, call: Operation) -> bool:
-        late = [update for update in self.books.updates if update.turn.stepped >= call.number and not call.done]
-        return any(update.turn.reach.uses(call) for update in late)
 
     def leave_device(self, reason: str, error: Optional[Exception] = None) -> None:
         if self.standby is None:

@@ -39,7 +39,7 @@ class HostReads:
 
     def computes_alone(self, call: Operation) -> bool:
         """Return whether the host can compute a call before those that were made before it have run."""
-        known = self._loop.updates.weights_then(call) is not None
+        known = self._loop.updates.weights.then(call) is not None
         return known and not self._loop.buffers.waits_for_others(call)
 
     def check_weights(self) -> None:

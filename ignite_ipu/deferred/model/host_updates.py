@@ -254,7 +254,7 @@ class HostUpdates:
         gradients: The gradients, by the device.
         training: The programs that compute them.
         optimizers: The optimizers that have made fused updates before.
-        kept: Previous values of weights.
+        weights: Previous values of weights.
     """
 
     on_host = True
@@ -267,10 +267,8 @@ class HostUpdates:
         self._loop = loop
         self.training = HostPrograms(loop.session, loop.setup.config, loop.modes, loop.places)
         self.optimizers: Sequence[torch.optim.Optimizer] = ()
-        self.kept = kept = KeptWeights(loop)
-        self.gradients = HostGradients(loop, self.training, kept)
-        self.note_call, self.note_write, self.note_view = kept.note_call, kept.note_write, kept.note_view
-        self.are_stale, self.weights_then, self.note_changes = kept.are_stale, kept.weights_then, kept.note_changes
+        self.weights = KeptWeights(loop)
+        self.gradients = HostGradients(loop, self.training, self.weights)
 
     @property
     def programs(self) -> Sequence[TrainingPrograms]:
@@ -285,7 +283,7 @@ class HostUpdates:
 
     def merge(self, other: Any) -> None:
         if isinstance(other, HostUpdates):
-            self.kept.merge(other.kept)
+            self.weights.merge(other.weights)
 
     def go_on_from(self, before: Any) -> None:
         if isinstance(before, HostUpdates):
@@ -326,7 +324,7 @@ class HostUpdates:
         held = held_tensors(optimizer)
         if USES:
             keep_weights([self._loop])
-        before = self.kept.keep_before_step(held)
+        before = self.weights.keep_before_step(held)
         if self._loop.evaluations.waiting:
             self._loop.evaluations.before_weights_change()
         if self._loop.buffers.waiting:
@@ -338,7 +336,7 @@ class HostUpdates:
             if loop.session.weights.detector is not detector:
                 loop.session.weights.detector.note_step(held, [None] * len(held))
             written = loop.edits.ignore()
-            loop.updates.note_changes([key for key in map(id, held) if key in written], before)
+            loop.updates.weights.note_changes([key for key in map(id, held) if key in written], before)
 
         with HostStep(detector, held) as step:
 

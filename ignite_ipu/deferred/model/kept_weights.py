@@ -135,7 +135,7 @@ class KeptWeights:
         """Return whether weights that a call used have changed since."""
         return not call.done and any(self._changed.get(key, 0) >= call.number for key in weights_of(call))
 
-    def weights_then(self, operation: Operation) -> Optional[Values]:
+    def then(self, operation: Operation) -> Optional[Values]:
         """Return the weights that have changed since an operation used them, as they were; None if some are lost."""
         if self._loop.edits.older:
             self.follow_edits()

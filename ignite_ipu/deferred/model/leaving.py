@@ -61,7 +61,7 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
     loop.updates = on_host
     try:
         on_host.training.told = True
-        on_host.kept.follow_device(stepped, books.history.kept)
+        on_host.weights.follow_device(stepped, books.history.kept)
         for state in [each for each in states if each is not None][:1]:
             on_host.training.set_random_state(state)
         loop.guide(loop.session)

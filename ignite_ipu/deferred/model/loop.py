@@ -70,6 +70,29 @@ class LoopGradients(Protocol):
         """Clear gradients as `zero_grad` of a module does, the loop's or a part of it."""
 
 
+class UsedWeights(Protocol):
+    """The weights that recorded calls have used, as long as gradients of the calls may need them."""
+
+    @property
+    def note_call(self) -> Optional[Callable[[Operation], None]]:
+        """Notes a call of a model that was recorded; None if no weights are kept for calls."""
+
+    def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Note that tensors are about to be written, or that weights are to be frozen if there are none."""
+
+    def note_view(self, tensor: torch.Tensor) -> None:
+        """Note a view of a weight, through which code may write into it."""
+
+    def then(self, operation: Operation) -> Optional[Values]:
+        """Return the weights that have changed since an operation used them, as they were; None if some are lost."""
+
+    def note_changes(self, changed: Sequence[int], before: Optional[Older] = None) -> None:
+        """Note that PyTorch has changed weights, by their ids; of those `before` a step, only these are needed."""
+
+    def are_stale(self, call: Operation) -> bool:
+        """Return whether weights that a call used have been updated since."""
+
+
 class Updates(Protocol):
     """The weight updates of a loop, by any number of optimizers. There are two kinds.
 
@@ -84,6 +107,9 @@ class Updates(Protocol):
 
     @property
     def gradients(self) -> LoopGradients: ...
+
+    @property
+    def weights(self) -> UsedWeights: ...
 
     @property
     def programs(self) -> Sequence[TrainingPrograms]:
@@ -125,16 +151,6 @@ class Updates(Protocol):
     def may_leave(self) -> bool:
         """True if updates may be made on the host from some moment on."""
 
-    @property
-    def note_call(self) -> Optional[Callable[[Operation], None]]:
-        """Notes a call of a model that was recorded; None if no weights are kept for calls."""
-
-    def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Note that tensors are about to be written, or that weights are to be frozen if there are none."""
-
-    def note_view(self, tensor: torch.Tensor) -> None:
-        """Note a view of a weight, through which code may write into it."""
-
     def backward(self, loss: Loss) -> None:
         """Let a loss go backward."""
 
@@ -143,15 +159,6 @@ class Updates(Protocol):
 
     def run_ahead(self, ids: AbstractSet[int], losses: Sequence[Loss]) -> None:
         """Make the update of parameters, by their ids, before its step; losses go backward for it before."""
-
-    def weights_then(self, operation: Operation) -> Optional[Values]:
-        """Return the weights that have changed since an operation used them, as they were; None if some are lost."""
-
-    def note_changes(self, changed: Sequence[int], before: Optional[Older] = None) -> None:
-        """Note that PyTorch has changed weights, by their ids; of those `before` a step, only these are needed."""
-
-    def are_stale(self, call: Operation) -> bool:
-        """Return whether weights that a call used have been updated since."""
 
     def leave_device(self, reason: str, error: Optional[Exception] = None) -> None:
         """Make updates on the host from here on, for a reason; raise an error instead if that is not allowed."""
@@ -262,7 +269,7 @@ class Loop:
         """Connect a session, which may be that of an engine over a part, to the captured models."""
         shown, records = self.updates.gradients.shown, session is self.session
         books = (self.buffers, self.evaluations, self.edits)
-        follower = LoopFollower(self.name, *books, shown, self.withheld, records, self.updates.note_view)
+        follower = LoopFollower(self.name, *books, shown, self.withheld, records, self.updates.weights.note_view)
         session.hooks.follow_by(follower)
 
     @property
@@ -346,7 +353,7 @@ class Loop:
         if tensors:
             self.evaluations.before_weights_change()
             self.buffers.before_weights_change()
-        self.updates.note_write(tensors)
+        self.updates.weights.note_write(tensors)
 
     def close(self, optimizers: bool = True, program_ends: bool = False) -> None:
         """End the capture: the models and optimizers are ordinary ones again, with the newest weights and state.

@@ -172,7 +172,7 @@ class CapturedModel:
             CaptureError: Python values that the model's code reads have changed since the call.
         """
         signature = call.signature
-        then = self.loop.updates.weights_then(call)
+        then = self.loop.updates.weights.then(call)
         with self._as_then(call), self.loop.session.weights.with_others(then) if then else contextlib.nullcontext():
             arguments = (signature.structure, tensors, self.loop.session.weights, self.name, signature.left)
             return called_on_host(self.model, *arguments).results

@@ -68,8 +68,9 @@ class RecordedCalls:
                 self._is_composed = True
                 return self._composed(args, kwargs)
         operation = Operation(signature, self._model, leaves, line)
-        if loop.updates.note_call is not None:
-            loop.updates.note_call(operation)
+        note_call = loop.updates.weights.note_call
+        if note_call is not None:
+            note_call(operation)
         if signature.writes:
             loop.buffers.record(operation)
         results = deferred_results(operation)

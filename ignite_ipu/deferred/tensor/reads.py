@@ -122,7 +122,7 @@ def _computed_on_host(
         loop.reads.check_unwritten(operations)
 
     def tensor_of(leaf: Input, operation: Operation) -> torch.Tensor:
-        then = leaf.model.loop.updates.weights_then(operation) if leaf.model is not None else None
+        then = leaf.model.loop.updates.weights.then(operation) if leaf.model is not None else None
         tensor = next((value for weight, value in then or () if weight is leaf.tensor), leaf.tensor)
         return torch.Tensor.detach(tensor)
 
@@ -136,7 +136,7 @@ def _computed_on_host(
 def _refusal(loop: CapturedLoop, value: Value, what: str) -> EarlyReadError:
     """Return the error for a read for which no update can run."""
     line, operations = current_line(), ancestors(value)
-    stale = next((call for call in operations if call.model is not None and loop.updates.are_stale(call)), None)
+    stale = next((call for call in operations if call.model is not None and loop.updates.weights.are_stale(call)), None)
     if stale is not None:
         return EarlyReadError(
             f"{what} at {line} asks for a value that the call of {loop.name} at {stale.line} gives, "
