@@ -1,7 +1,8 @@
 """The `ignite-ipu` command: parser, terminal, and the subcommands that need no model.
 
-Rooms with a subcommand of their own have a module `command`, which `command` here finds by its name; they import
-`terminal` and `targets` alone. Start reading with `command`.
+The table in `command` has the module of each subcommand, most of which are in other rooms. These import `terminal`,
+`targets` and the exit codes of `command`, and the table imports none of them before its use. Start reading with
+`command`.
 """
 
 from __future__ import annotations

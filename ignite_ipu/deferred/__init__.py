@@ -1,9 +1,9 @@
 """Training steps captured from a loop's own code, each run as one device step.
 
-Rooms: `tensor` records operations and decides on the sources of read values, `graph` has the operations and graphs,
-`model` the loops with their books and updates, `compiled` the modules and programs for the device. The doors are
-`prepare`, `engine_step` and `accelerator`. The room imports `session`, and neither engines nor scripts. Start reading
-with `model/loop.py`.
+Rooms, each of which imports those before it: `graph` has the operations and graphs, `tensor` records operations and
+finds the sources of read values, `compiled` has the modules and programs for the device, `model` the loops with their
+books and updates. The doors are `prepare`, `engine_step` and `accelerator`. The room imports `session`, and neither
+engines nor scripts. Start reading with `model/loop.py`.
 """
 
 from __future__ import annotations

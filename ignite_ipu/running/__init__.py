@@ -1,7 +1,7 @@
 """Running an unmodified GPU script on IPUs: its calls of CUDA, Ignite and PyTorch are substituted while it runs.
 
-`auto` and `parity` import `program` and `substituted`; the room imports all rooms that a substitute leads to. Start
-reading with `script`, then one module of `substitutes`.
+`auto` and `parity` import `program`, `script_code` and `substituted`; the room imports all rooms that a substitute
+leads to. Start reading with `script`, then one module of `substitutes`.
 """
 
 from __future__ import annotations
