@@ -44,7 +44,7 @@ from ignite_ipu.deferred.accelerator_refusals import refuse_arguments, refuse_en
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.graph.owners import release_optimizer
 from ignite_ipu.deferred.model.capturing import capture_model, captured, setup_of
-from ignite_ipu.deferred.model.gradient_clipping import clip_gradients
+from ignite_ipu.deferred.model.clipping import clip_gradients
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.optimizer import capture_optimizer
 from ignite_ipu.deferred.settings import IGNORING, CaptureObserver, captured_options, leaving_device

@@ -11,7 +11,7 @@ from ignite_ipu import backend
 from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.graph.owners import held_tensors
 from ignite_ipu.deferred.model.capturing import capture_model, captured
-from ignite_ipu.deferred.model.gradient_clipping import clip_gradients
+from ignite_ipu.deferred.model.clipping import clip_gradients
 from ignite_ipu.deferred.model.optimizer import capture_optimizer, on_host
 from ignite_ipu.deferred.settings import refuse_for_capture
 from ignite_ipu.deferred.tensor.device_gradient import has_returned

@@ -13,7 +13,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.deferred import CaptureError
-from ignite_ipu.deferred.model.gradient_clipping import clip_gradients
+from ignite_ipu.deferred.model.clipping import clip_gradients
 from ignite_ipu.deferred.model.model import loops_of
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.running.patches import Substitutes
