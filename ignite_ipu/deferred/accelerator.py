@@ -42,12 +42,13 @@ from ignite_ipu import backend
 from ignite_ipu.checkpoints.random_states import read_device_states
 from ignite_ipu.deferred.accelerator_refusals import refuse_arguments, refuse_environment, refuse_state
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
+from ignite_ipu.deferred.events import IGNORING, CaptureObserver
 from ignite_ipu.deferred.graph.owners import release_optimizer
 from ignite_ipu.deferred.model.capturing import capture_model, captured, setup_of
 from ignite_ipu.deferred.model.clipping import clip_gradients
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.optimizer import capture_optimizer
-from ignite_ipu.deferred.settings import IGNORING, CaptureObserver, captured_options, leaving_device
+from ignite_ipu.deferred.settings import captured_options, leaving_device
 from ignite_ipu.deferred.tensor.deferred_values import resolved
 from ignite_ipu.deferred.tensor.device_gradient import refuse_weights_of_the_host
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor

@@ -1,4 +1,4 @@
-"""Events of captured loops, for tools that follow a program from outside."""
+"""Events of captured loops: observers of the models of one setup, and of all loops of the process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,30 @@ from ignite_ipu.program.tensors.raw import gradient_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
+class CaptureObserver:
+    """Follows the captured models of one setup. Its methods do nothing; subclasses override them, and may refuse.
+
+    `LoopObserver` follows those of the whole process, and refuses nothing.
+    """
+
+    def captured(self, model: Any) -> None:
+        """Note that a `CapturedModel` captures its model's calls from now on."""
+
+    def called(self, model: Any, recorded: bool) -> None:
+        """Note a call of a captured model, which is recorded for the device's step or runs an inference program."""
+
+    def uses(self, weight: Any) -> None:
+        """Note that a loss is computed from a weight that nothing has captured, and capture the model that has it."""
+
+    def went_backward(self, loop: Any) -> None:
+        """Note that a loss of a captured `Loop` went backward."""
+
+
+IGNORING = CaptureObserver()
+
+
 class LoopObserver:
-    """Follows captured loops. Its methods do nothing; subclasses override them."""
+    """Follows all captured loops, for a tool outside of them. Its methods do nothing; subclasses override them."""
 
     def went_backward(self, loss: torch.Tensor) -> None:
         """Note a deferred loss that goes backward."""

@@ -1,9 +1,9 @@
-"""Settings of captured steps, and who follows captured models."""
+"""Settings of captured steps: those that a loop cannot honour, and the options of its programs."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Optional
+from typing import Optional
 
 from ignite_ipu import backend
 from ignite_ipu.errors import CaptureError
@@ -21,25 +21,6 @@ _REFUSED = {
     "loader_mode": "a captured loop has loaders of its own, which are left as they are. Leave it out.",
     "weight_sync": "weights of a captured loop are copied when they are read. Leave it out.",
 }
-
-
-class CaptureObserver:
-    """Follows captured models. Its methods do nothing; subclasses override them, and may raise to refuse."""
-
-    def captured(self, model: Any) -> None:
-        """Note that a `CapturedModel` captures its model's calls from now on."""
-
-    def called(self, model: Any, recorded: bool) -> None:
-        """Note a call of a captured model, which is recorded for the device's step or runs an inference program."""
-
-    def uses(self, weight: Any) -> None:
-        """Note that a loss is computed from a weight that nothing has captured, and capture the model that has it."""
-
-    def went_backward(self, model: Any) -> None:
-        """Note that a loss of a captured model went backward."""
-
-
-IGNORING = CaptureObserver()
 
 
 def capture_refusal(config: IPUConfig, accumulates: bool = False) -> Optional[str]:

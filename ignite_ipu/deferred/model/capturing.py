@@ -7,13 +7,13 @@ from typing import Any, Callable, Iterable, Optional, Set
 import torch
 from torch import nn
 
+from ignite_ipu.deferred.events import IGNORING, CaptureObserver
 from ignite_ipu.deferred.model.capturing_class import CAPTURE, capturing_class
 from ignite_ipu.deferred.model.fused_updates import FusedUpdates
 from ignite_ipu.deferred.model.host_updates import HostUpdates
 from ignite_ipu.deferred.model.joined import joined_by_optimizers
 from ignite_ipu.deferred.model.loop import Loop, Setup, Updates
 from ignite_ipu.deferred.model.model import CapturedModel, owner_of
-from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass

@@ -24,6 +24,7 @@ from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.places import Places
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
+from ignite_ipu.deferred.events import IGNORING, CaptureObserver
 from ignite_ipu.deferred.graph.operations import Operation, Value
 from ignite_ipu.deferred.graph.owners import Captured, release_optimizer
 from ignite_ipu.deferred.graph.state import Older, Values
@@ -33,7 +34,6 @@ from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.deferred.model.evaluations import EvaluationBook
 from ignite_ipu.deferred.model.following import LoopFollower, Withheld
 from ignite_ipu.deferred.model.host_reads import HostReads
-from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
 from ignite_ipu.errors import logger
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.user_code import Line, current_line

@@ -7,12 +7,12 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 
 from ignite_ipu.deferred.compiled.host_calls import call_first, called_on_host
+from ignite_ipu.deferred.events import IGNORING
 from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen, Operation, Value
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures
 from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
 from ignite_ipu.deferred.model.loop import Loop
-from ignite_ipu.deferred.settings import IGNORING
 from ignite_ipu.deferred.tensor.deferred_values import as_leaf
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, WeightView, deferred_results
 from ignite_ipu.errors import CaptureError

@@ -15,13 +15,13 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
+from ignite_ipu.deferred.events import IGNORING
 from ignite_ipu.deferred.graph.operations import CLOCK, DIFFERENTIATED, USES, ModesThen, Operation
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.gradients import GradientBook
 from ignite_ipu.deferred.model.held_parameters import HeldParameters, list_of_group
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.turns import Turn
-from ignite_ipu.deferred.settings import IGNORING
 from ignite_ipu.optimizers.step_hooks import of_scripts
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.data_parallel import Reducer

@@ -19,13 +19,14 @@ from torch import nn
 from ignite_ipu.deferred import CapturedModel, capture_model, capture_optimizer, captured
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.compiled.places import Places
+from ignite_ipu.deferred.events import CaptureObserver
 from ignite_ipu.deferred.graph.owners import held_by, held_parameters, held_tensors, is_held, release_optimizer
 from ignite_ipu.deferred.model.capturing import consists_of_captured, setup_of
 from ignite_ipu.deferred.model.capturing_class import refuse_transforms
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.deferred.model.optimizer import is_differentiated_on_host
 from ignite_ipu.deferred.prepare import host_step_reason
-from ignite_ipu.deferred.settings import CaptureObserver, leaving_device, refuse_for_capture
+from ignite_ipu.deferred.settings import leaving_device, refuse_for_capture
 from ignite_ipu.deferred.tensor.deferred_values import deferred_values
 from ignite_ipu.errors import logger
 from ignite_ipu.program.config import IPUConfig
