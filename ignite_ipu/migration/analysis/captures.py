@@ -6,6 +6,7 @@ import ast
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ignite_ipu.errors import listed
+from ignite_ipu.migration.analysis.engines import TRAINER_FACTORIES
 from ignite_ipu.migration.analysis.kinds import Function, Kind, default_of, parameters_of
 from ignite_ipu.migration.analysis.names import (
     argument,
@@ -19,7 +20,7 @@ from ignite_ipu.migration.analysis.names import (
     walk,
 )
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
-from ignite_ipu.migration.analysis.training import TRAINER_FACTORIES, Training
+from ignite_ipu.migration.analysis.training import Training
 
 Scope = Union[ast.FunctionDef, ast.AsyncFunctionDef, ast.Module]
 
@@ -111,11 +112,11 @@ class _Captures:
         self._nodes_of: Dict[Scope, List[ast.AST]] = {}
 
     def find(self) -> Tuple[List[CapturePoint], Optional[Unclear]]:
-        recorded = [function for _, function in self.training.process_functions]
+        recorded = [function for _, function in self.training.engines.process_functions]
         scopes: Dict[Scope, ast.Call] = {}
         for backward in self.training.backwards:
             scope = self.file.function_of(backward) or self.file.tree
-            if getattr(scope, "name", "") not in self.training.captured:
+            if getattr(scope, "name", "") not in self.training.engines.captured:
                 scopes.setdefault(scope, backward)
         if not scopes:
             return [], None

@@ -1,4 +1,4 @@
-"""Optimizers, schedules, loaders, models, loss functions and executors that a file trains with, by name."""
+"""Optimizers, schedules, models, loss functions and executors that a file trains with, by name."""
 
 from __future__ import annotations
 
@@ -7,31 +7,18 @@ import contextlib
 import re
 import weakref
 from functools import cached_property
-from typing import Dict, Iterator, List, Optional, Set, Tuple
+from typing import Dict, List, Optional, Set, Tuple
 
+from ignite_ipu.migration.analysis.engines import LOADER_FACTORIES, TRAINER_FACTORIES, Engines
 from ignite_ipu.migration.analysis.host_functions import HostFunctions
 from ignite_ipu.migration.analysis.kinds import parameters_of
 from ignite_ipu.migration.analysis.names import argument, constant, dotted, owner_of, unmoved, walk
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 
-TRAINER_FACTORIES = ("ignite.engine.create_supervised_trainer", "ignite_ipu.create_ipu_trainer")
-EVALUATOR_FACTORIES = ("ignite.engine.create_supervised_evaluator", "ignite_ipu.create_ipu_evaluator")
 BACKWARD = ("backward", "manual_backward")
 """Methods that make a backward pass."""
-_LOADER_FACTORIES = ("torch.utils.data.DataLoader", "ignite.distributed.auto_dataloader")
 _NAMES_OF_LOSSES = re.compile(r"(.*[._])?(criterion|loss(_(fn|func|function|module))?)")
 _SCHEDULE_FACTORIES = ("torch.optim.lr_scheduler.*", "transformers.get_scheduler", "transformers.optimization.*")
-
-
-def trains_the_rest(file: ParsedFile, trainer: ast.Call) -> bool:
-    """Return whether a trainer trains on incomplete batches: Ignite's as it is moved, and ours where it is told to.
-
-    A rest of batches that an update accumulates is left for the next epoch by Ignite's, and dropped by ours.
-    """
-    if file.names.called(trainer) == TRAINER_FACTORIES[1]:
-        return constant(argument(trainer, "drop_last")) is False
-    steps = argument(trainer, "gradient_accumulation_steps", 11)
-    return steps is None or constant(steps) == 1
 
 
 def clips_on_host(optimizer: ast.Call, name: str) -> bool:
@@ -146,10 +133,6 @@ class Training:
         return self.named(*_SCHEDULE_FACTORIES)
 
     @cached_property
-    def loaders(self) -> Dict[str, ast.Call]:
-        return self.named(*_LOADER_FACTORIES)
-
-    @cached_property
     def executors(self) -> Dict[str, ast.Call]:
         return self.named("poptorch.trainingModel", "poptorch.inferenceModel")
 
@@ -170,6 +153,10 @@ class Training:
         """The calls of `backward()` in host code, in the order of the text."""
         found = self.file.nodes(ast.Call)
         return [call for call in found if self._is_backward(call) and not self._is_traced(call)]
+
+    @cached_property
+    def engines(self) -> Engines:
+        return Engines(self.file, self.trainers, self.backwards, self.named(*LOADER_FACTORIES))
 
     @cached_property
     def host_functions(self) -> HostFunctions:
@@ -204,62 +191,6 @@ class Training:
             if host and self.file.without_gradients(call) and (name, self.file.function_of(call)) in evaluated:
                 found.append(call)
         return found
-
-    @cached_property
-    def captured(self) -> Set[str]:
-        """Names of the functions that the file gives to `ipu_step`."""
-        given = (argument(call, "train_step", 0) for call, _ in self.file.calls("ignite_ipu.ipu_step"))
-        return {self._function_name(process) for process in given if process is not None}
-
-    @cached_property
-    def process_functions(self) -> List[Tuple[ast.expr, ast.FunctionDef]]:
-        """Functions that Ignite's engines are given to call for each batch and that train, with their definitions."""
-        functions: List[Optional[ast.AST]] = [self.file.function_of(call) for call in self.backwards]
-        found = []
-        for engine, _ in self.file.calls("ignite.engine.Engine"):
-            process = argument(engine, "process_function", 0)
-            if process is not None and self.file.names.called(process) != "ignite_ipu.ipu_step":
-                name = self._function_name(process)
-                same = (each for each in self.file.nodes(ast.FunctionDef) if each.name == name and each in functions)
-                found += [(process, function) for function in same]
-        return found
-
-    def _function_name(self, process: ast.expr) -> str:
-        """Return the name of a function, or of that in a `functools.partial` that an expression is or names."""
-        name = dotted(process)
-        call = process if name is None else self.file.single_value(name)
-        if isinstance(call, ast.Call) and self.file.names.called(call) == "functools.partial" and call.args:
-            process = call.args[0]
-        return (dotted(process) or "").rsplit(".", 1)[-1]
-
-    @cached_property
-    def training_loaders(self) -> Dict[str, Tuple[ast.Call, bool]]:
-        """Loaders that feed training whose batches have one shape: their construction, and whether an engine drops."""
-        dropping = {id(call) for call in self.trainers if not trains_the_rest(self.file, call)}
-        trainers = {target for target, value in self.file.assigned if id(value) in dropping}
-        found = {name: True for data in self._run_over(trainers) for name in self._loaders_in(data)}
-        for call, _ in self.file.calls("ignite_ipu.ipu_train_batch"):
-            for loop in self.file.loops_around(call):
-                if isinstance(loop, ast.For):
-                    found.update((name, False) for name in self._loaders_in(loop.iter))
-        return {name: (self.loaders[name], replaced) for name, replaced in found.items()}
-
-    def gets_a_rest(self, trainer: ast.Call) -> bool:
-        """Return whether a trainer may be given an incomplete batch: unless all of its loaders are seen to drop it."""
-        data = list(self._run_over({target for target, value in self.file.assigned if value is trainer}))
-        loaders = [self.loaders[name] for value in data for name in self._loaders_in(value)]
-        dropping = [loader for loader in loaders if constant(argument(loader, "drop_last")) is True]
-        return not data or len(dropping) < len(loaders) or len(loaders) < len(data)
-
-    def _run_over(self, engines: Set[str]) -> Iterator[ast.expr]:
-        """Yield the data that the `run` of these engines is given."""
-        for call in self.file.nodes(ast.Call):
-            data = argument(call, "data", 0)
-            if owner_of(call, "run") in engines and data is not None:
-                yield data
-
-    def _loaders_in(self, node: ast.expr) -> Iterator[str]:
-        return (name for name in map(dotted, walk(node)) if name is not None and name in self.loaders)
 
     def is_optimizer(self, name: str) -> bool:
         """Return whether a variable holds an optimizer, by its assignment, its name, or its method calls."""

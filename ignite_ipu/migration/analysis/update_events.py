@@ -135,7 +135,7 @@ class _Text:
 
         Engines call theirs for each batch. Other files may clear gradients between calls of the others.
         """
-        of_engines = {function for _, function in self.training.process_functions}
+        of_engines = {function for _, function in self.training.engines.process_functions}
         uncalled = [node for node in self.functions.by_name.values() if node not in self.functions.callers]
         functions = [node for node in uncalled if node in self.eventful]
         bodies = (_repeated(node.body) if node in of_engines else node.body for node in functions)

@@ -31,6 +31,6 @@ from ignite_ipu.migration.rewriting.editor import Editor
 def apply(editor: Editor) -> None:
     training = editor.program.training
     settings = "" if makes_plain_updates(training) else f", {UPDATES}"
-    for process, _ in training.process_functions:
+    for process, _ in training.engines.process_functions:
         source = editor.program.source_of(process)
         editor.expression(process, f"{editor.need('ipu_step', process)}({source}{settings})")

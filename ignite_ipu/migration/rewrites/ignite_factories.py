@@ -19,9 +19,9 @@ from typing import Optional
 
 import libcst as cst
 
+from ignite_ipu.migration.analysis.engines import trains_the_rest
 from ignite_ipu.migration.analysis.names import argument, has_hidden_arguments
 from ignite_ipu.migration.analysis.precision_arguments import refused_precision
-from ignite_ipu.migration.analysis.training import trains_the_rest
 from ignite_ipu.migration.rewriting.comma_lists import without_arguments
 from ignite_ipu.migration.rewriting.editor import Editor, RewriteRefused
 
@@ -53,7 +53,7 @@ def replace_engine_calls(editor: Editor, theirs: str, ours: str, device_position
             editor.forget("ignite_ipu.host_device")
         editor.forget(theirs)
         editor.replace(call, _replaced, editor.need(ours, call), None if device is None else device_position)
-        if call in training.trainers and trains_the_rest(editor.program, call) and training.gets_a_rest(call):
+        if call in training.trainers and trains_the_rest(editor.program, call) and training.engines.gets_a_rest(call):
             editor.add_argument(call, "drop_last", "False")
 
 

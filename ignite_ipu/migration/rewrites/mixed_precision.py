@@ -19,8 +19,8 @@ from __future__ import annotations
 import ast
 
 from ignite_ipu.migration.analysis import precision_arguments as precision
+from ignite_ipu.migration.analysis.engines import TRAINER_FACTORIES
 from ignite_ipu.migration.analysis.names import constant
-from ignite_ipu.migration.analysis.training import TRAINER_FACTORIES
 from ignite_ipu.migration.rewriting.editor import Editor
 
 

@@ -34,10 +34,10 @@ REWRITTEN = True
 
 def check(program: Program) -> Hits:
     captures, unclear = find_captures(program.training)
-    if not captures and unclear is None and not program.training.process_functions:
+    if not captures and unclear is None and not program.training.engines.process_functions:
         return
     for backward in program.training.backwards:
-        if getattr(program.function_of(backward), "name", "") in program.training.captured:
+        if getattr(program.function_of(backward), "name", "") in program.training.engines.captured:
             continue
         if unclear is None:
             yield Hit(backward, "this training step runs on the host, not on an IPU")

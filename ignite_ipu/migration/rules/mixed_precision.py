@@ -17,7 +17,7 @@ Example:
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis import precision_arguments as precision
-from ignite_ipu.migration.analysis.training import EVALUATOR_FACTORIES, TRAINER_FACTORIES
+from ignite_ipu.migration.analysis.engines import EVALUATOR_FACTORIES, TRAINER_FACTORIES
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED

@@ -29,7 +29,7 @@ SEVERITY, RUN = Severity.WARNING, Outcome.UNCHANGED
 
 
 def check(program: Program) -> Hits:
-    for name, (call, replaced) in sorted(program.training.training_loaders.items()):
+    for name, (call, replaced) in sorted(program.training.engines.training_loaders.items()):
         if any(keyword.arg in (None, "batch_sampler") for keyword in call.keywords):
             continue
         value = argument(call, "drop_last")
