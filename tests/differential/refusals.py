@@ -219,7 +219,7 @@ REFUSALS: Tuple[Refusal, ...] = (
         "gradients that an update on the device has used, after one that the host cannot make again",
         "CaptureError|RunError",
         "Only the first updates of a loop can be made again on the host",
-        lambda program: program.update == "auto" and "saliency" in program.ingredients,
+        lambda program: program.update == "auto" and {"saliency", "importance after steps"} <= set(program.ingredients),
     ),
     Refusal(
         "buffers that a copy of the model reads before the update, of a model that a later one joins",

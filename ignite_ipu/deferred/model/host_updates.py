@@ -41,6 +41,7 @@ from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import average, note_backward
 from ignite_ipu.deferred.model.turns import begin_again, forget, keep_buffers
 from ignite_ipu.deferred.tensor.inputs import gradients_return
+from ignite_ipu.deferred.tensor.lost_gradients import LOST, lost_aside
 from ignite_ipu.deferred.tensor.reads import expected_loss, models_of
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
 from ignite_ipu.errors import CaptureError, EarlyReadError, logger
@@ -297,13 +298,14 @@ class HostUpdates:
 
     def backward(self, loss: Loss) -> None:
         """Add the gradients of a loss to those of the parameters that it depends on."""
-        if loss.value.operation.of_weights:
-            self.gradients.backward_on_host(loss)
-            return
-        synchronised = note_backward(loss) if Reducer.made else []
-        self.gradients.computed(loss).accumulate()
-        if synchronised:
-            average(synchronised, self._loop.modes.parameters)
+        with lost_aside() if LOST else contextlib.nullcontext():
+            if loss.value.operation.of_weights:
+                self.gradients.backward_on_host(loss)
+                return
+            synchronised = note_backward(loss) if Reducer.made else []
+            self.gradients.computed(loss).accumulate()
+            if synchronised:
+                average(synchronised, self._loop.modes.parameters)
 
     def read(self, value: Value, operations: Sequence[Operation]) -> Optional[Closure]:
         """Return a function that computes a value before `backward()`, with the gradients of its expected loss."""

@@ -7,15 +7,17 @@ from typing import Any, Container, Dict, FrozenSet, List, Mapping, Optional, Set
 
 import torch
 
+from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.graph.operations import Operation
 from ignite_ipu.deferred.graph.state import trained_in
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.ahead import take_back
 from ignite_ipu.deferred.model.fused_update import Books
-from ignite_ipu.deferred.model.gradients import GradientBook
+from ignite_ipu.deferred.model.gradients import Entry, GradientBook
 from ignite_ipu.deferred.model.host_updates import HostUpdates
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import average
+from ignite_ipu.deferred.tensor.lost_gradients import lose
 from ignite_ipu.errors import CaptureError, logger
 from ignite_ipu.program.tensors.raw import gradient_of, plain, set_gradient
 from ignite_ipu.program.user_code import current_line
@@ -29,15 +31,17 @@ _SENTENCE_END = re.compile(r"(?<=\.)\s(?=[A-Z])")
 def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) -> None:
     """Make the updates of a captured loop on the host from here on, with all gradients in the books.
 
+    Gradients that cannot be computed any more are lost: they can be cleared, and their use is refused.
+
     Args:
         books: Those of the fused updates.
         on_host: The updates on the host, which have followed the calls so far.
         reason: The obstacle for fused updates, as a sentence.
 
     Raises:
-        CaptureError: Gradients are needed that cannot be computed any more. The loop is as it was.
+        CaptureError: An update cannot be taken back, or gradients are needed that are gone. The loop is as it was.
     """
-    _check_known(loop, books)
+    lost = _lost(loop, books)
     loop.edits.look()
     logger.warning(
         "Weights are updated on the host from %s on. %s From now on each backward() copies the gradients to the host, "
@@ -77,6 +81,8 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
         restore()
         on_host.forget_programs()
         raise
+    for problem, parameters in lost:
+        lose(parameters, problem)
     books.views.settle()
 
 
@@ -151,30 +157,45 @@ def _plan(book: GradientBook) -> List[Tuple[Loss, Any, Any]]:
     return sorted(found.values(), key=lambda planned: planned[0].number)
 
 
-def _check_known(loop: Loop, books: Books) -> None:
+def _lost(loop: Loop, books: Books) -> List[Tuple[str, List[torch.Tensor]]]:
+    """Return the parameters whose gradients cannot be computed any more, by the reason why.
+
+    Raises:
+        CaptureError: Other gradients need them, or an update cannot be taken back.
+    """
     for update in books.updates:
         if update.early is not None and not update.early.can_be_taken_back:
             raise update.early.error(
                 f"that update cannot be taken back at {current_line()}: only the first updates of a loop can. Read "
                 "values after optimizer.step(), or set IPUConfig(update='host')."
             )
+    found: List[Tuple[str, List[torch.Tensor]]] = []
     for entry in books.gradients.entries:
-        lost = entry.used is not None and not entry.made
-        if (lost or entry.unknown) and not entry.ids.isdisjoint(map(id, loop.modes.parameters)):
-            why = entry.unknown or f"they are those of the update made at {entry.used}, and were on the device"
-            raise CaptureError(
-                f"Updates move to the host at {current_line()}, where PyTorch still has gradients that nothing has "
-                f"cleared, and {why}. Only the first updates of a loop can be made again on the host. Call "
-                "optimizer.zero_grad() after every optimizer.step(), let the first updates do the same as later ones, "
-                "or set IPUConfig(update='host')."
-            )
+        if (entry.used is None or entry.made) and not entry.unknown:
+            continue
+        parameters = [
+            each for each in loop.modes.parameters if id(each) in entry.ids and _was_given(books, entry, each)
+        ]
+        why = entry.unknown or f"they are those of the update made at {entry.used}, and were on the device"
+        problem = (
+            f"Updates moved to the host at {current_line()}, where PyTorch still had gradients that nothing had "
+            f"cleared, and {why}."
+        )
+        clipping = [update.training.clipping for update in books.updates]
+        if any(each.asked and not entry.ids.isdisjoint(each.clipped) for each in clipping):
+            raise CaptureError(f"Gradients were clipped together with some that are gone. {problem} {ON_THE_HOST}")
+        found.append((problem, parameters))
+    return found
 
 
 def _is_zero(books: Books, parameter: torch.Tensor) -> bool:
     """Return whether a gradient was made zero that a loss had given a parameter before."""
     entry = books.gradients.holding(id(parameter))
-    if entry is None or entry.zeros is None:
-        return False
+    return entry is not None and entry.zeros is not None and _was_given(books, entry, parameter)
+
+
+def _was_given(books: Books, entry: Entry, parameter: torch.Tensor) -> bool:
+    """Return whether losses of an update have given a parameter of an entry a gradient."""
     holding = [update for update in books.updates if id(parameter) in update.gradients.own] or books.updates
     return id(parameter) in entry.given or any(id(parameter) in update.training.reached() for update in holding)
 

@@ -22,6 +22,7 @@ from ignite_ipu.deferred.model.host_updates import HostUpdates
 from ignite_ipu.deferred.model.joined import captured_by, trained_by
 from ignite_ipu.deferred.model.loop import Loop, Setup
 from ignite_ipu.deferred.model.model import capture_weights, loops_of
+from ignite_ipu.deferred.tensor.lost_gradients import LOST, refuse_lost
 from ignite_ipu.deferred.tensor.on_weights import record_on_weights
 from ignite_ipu.errors import CaptureError, OptimizerError
 from ignite_ipu.optimizers.host_link import note_step
@@ -202,6 +203,8 @@ def _left_out(optimizer: torch.optim.Optimizer, called: Sequence[Callable[..., A
 
 
 def _step_on_host(self: torch.optim.Optimizer, on_host: Sequence[HostUpdates], closure: Any) -> Any:
+    if LOST and closure is None:  # a closure clears gradients first
+        refuse_lost(held_tensors(self))
     with contextlib.ExitStack() as stack:
         for each in on_host:
             wrapped = stack.enter_context(each.stepping(self))
