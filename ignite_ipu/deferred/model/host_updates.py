@@ -33,7 +33,7 @@ from ignite_ipu.deferred.compiled.replayed_losses import mixed_gradients
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, keep_weights, leave_uses, replayed
-from ignite_ipu.deferred.graph.owners import held_tensors
+from ignite_ipu.deferred.graph.owners import held_tensors, parameter_of
 from ignite_ipu.deferred.graph.state import Older, Values, draws, trained_in, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
 from ignite_ipu.deferred.model.kept_weights import KeptWeights
@@ -102,7 +102,15 @@ class HostGradients:
 
     def of_loss(self, loss: Loss, parameters: Sequence[torch.Tensor]) -> List[Optional[torch.Tensor]]:
         """Return the gradients of a loss, as `torch.autograd.grad` does; None for parameters without any."""
-        return self.computed(loss, parameters).of(parameters)
+        if not loss.value.operation.of_weights:
+            return self.computed(loss, parameters).of(parameters)
+        owned = [each for each in parameters if parameter_of(each) is not None]
+        with DisableTorchFunctionSubclass():
+            # Without hooks, which the caller calls.
+            copies = {id(each): each.detach().requires_grad_() for each in owned}
+            total = self._on_host(loss, lambda leaf, operation: copies.get(id(leaf.tensor), leaf.tensor))
+            asked = [copies.get(id(each), each) for each in parameters]
+            return list(torch.autograd.grad(total, asked, allow_unused=True))
 
     def add(self, loss: Loss, ids: Container[int], weights: Optional[Values] = None) -> Mapping[int, torch.Tensor]:
         """Add the gradients of a loss that went backward before to those of some parameters.
@@ -141,13 +149,18 @@ class HostGradients:
 
     def backward_on_host(self, loss: Loss) -> None:
         """Compute a loss from weights alone, as a penalty, and its gradients by PyTorch: no program has no inputs."""
+        self._on_host(loss, lambda leaf, operation: leaf.tensor).backward()  # type: ignore[no-untyped-call]
+
+    def _on_host(self, loss: Loss, tensor_of: Callable[[Input, Operation], torch.Tensor]) -> torch.Tensor:
+        """Return a loss of weights alone with PyTorch's graph of it; `tensor_of` gives the tensors that it reads."""
         self._loop.edits.look()
         self._loop.edits.check(loss.operations, self._loop, "The gradient")
         with torch.enable_grad():
-            results = replayed(loss.operations, lambda leaf, operation: leaf.tensor)
-        results[loss.value.operation][loss.value.index].backward()  # type: ignore[no-untyped-call]
+            results = replayed(loss.operations, tensor_of)
+        total = results[loss.value.operation][loss.value.index]
         for operation, tensors in results.items():
-            operation.settle([tensor.detach() for tensor in tensors])
+            operation.settle([tensor.detach() for tensor in tensors], keep=loss.retained)
+        return total
 
     def computed(self, loss: Loss, asked: Optional[Sequence[torch.Tensor]] = None) -> Gradients:
         """Have the device compute gradients of a loss, at least those `asked` for, unless a read of its value has."""

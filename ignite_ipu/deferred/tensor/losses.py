@@ -69,7 +69,7 @@ def gradients_of(
         CaptureError: It may not, with `refusal` as the message, or the gradients are not those of captured weights.
     """
     line = current_line(above=3)
-    if value.operation.of_weights or not all(map(_is_leaf_of_loop, parameters)):
+    if not all(map(_is_leaf_of_loop, parameters)):
         raise CaptureError(refusal)
     ran_early = value.went_backward is not None  # for a read of the value; the change to the host takes it back
     owners = [found[0] for found in map(parameter_of, parameters) if found is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import pytest
 import torch
@@ -307,3 +307,41 @@ def test_a_loss_with_the_gradients_of_the_last_update(update: str, first: str) -
         return [*found, *[each.detach() + 0 for each in model.parameters()]]
 
     torch.testing.assert_close(played(True), played(False), rtol=1e-4, atol=1e-6)
+
+
+def balanced(update: Optional[str], penalty: bool) -> List[torch.Tensor]:
+    """Return the loss weights of GradNorm, or factors by the gradients of a penalty, and the model's weights."""
+    model = Network()
+    model.scales = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    doubled = model.scales.register_hook(lambda gradient: 2 * gradient)
+    if update is not None:
+        ipu_prepare(optimizer, model, config=IPUConfig(update=update))
+    found = []
+    for x, y in BATCHES * 2:
+        optimizer.zero_grad()
+        output = model(x)
+        losses = torch.stack([F.cross_entropy(output, y), output.pow(2).mean()])
+        (model.scales.detach() * losses).sum().backward(retain_graph=True)
+        if penalty:
+            norm = (model.scales * model[0].weight.norm()).sum()
+            first = torch.autograd.grad(norm, [model.scales, model[0].weight], retain_graph=True)
+            second = torch.autograd.grad(norm, [model.scales, model[2].weight], allow_unused=True)
+            assert second[1] is None
+            found += [*first, second[0]]
+        else:
+            gradients = [torch.autograd.grad(loss, model[0].weight, retain_graph=True)[0] for loss in losses]
+            norms = torch.stack([(scale * each).norm() for scale, each in zip(model.scales, gradients)])
+            spread = (norms - norms.mean().detach()).abs().sum()
+            (model.scales.grad,) = torch.autograd.grad(spread, model.scales)
+            found.append(spread.detach())
+        optimizer.step()
+    doubled.remove()
+    return [each.clone() for each in found] + [each.detach().clone() for each in model.parameters()]
+
+
+@pytest.mark.parametrize("penalty", [False, True])
+@pytest.mark.parametrize("update", ["auto", "host"])
+def test_gradients_of_a_value_of_weights_alone(update: str, penalty: bool) -> None:
+    """The host has its graph: `torch.autograd.grad` gives PyTorch's values, by hooks that are called once."""
+    torch.testing.assert_close(balanced(update, penalty), balanced(None, penalty), rtol=1e-4, atol=1e-6)
