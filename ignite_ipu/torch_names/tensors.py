@@ -15,6 +15,7 @@ __all__ = [
     "REBUILDERS",
     "DisableTorchFunction",
     "DisableTorchFunctionSubclass",
+    "call_when_marked",
     "gradient_hooks_of",
     "make_subclass",
     "make_wrapper_subclass",
@@ -99,6 +100,11 @@ _MARK = Name(
 def mark_as_parameter(tensor: torch.Tensor) -> None:
     """Let `isinstance(tensor, nn.Parameter)` hold for a tensor of another class."""
     setattr(tensor, _MARK.last, True)
+
+
+def call_when_marked(tensor_class: Any, marked: Callable[[torch.Tensor], None]) -> None:
+    """Have a function called with each tensor of a class that is marked as a parameter, in place of the mark."""
+    setattr(tensor_class, _MARK.last, property(lambda tensor: False, lambda tensor, value: marked(tensor)))
 
 
 _BACKWARD_HOOKS = Name(

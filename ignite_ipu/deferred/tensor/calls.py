@@ -26,8 +26,12 @@ from ignite_ipu.deferred.tensor.reads import read
 from ignite_ipu.deferred.tensor.recording import Recorder, needs_gradients
 from ignite_ipu.deferred.tensor.without_graph import of_host
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.operators.words import word_set
+from ignite_ipu.program.tensors.new_parameters import as_new_parameter, makes_parameter
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.tensors import CALLS_OF_BACKWARD, COUNT_OF_WRITES, GRADIENT_ATTRIBUTES
+
+_OF_NEW_PARAMETERS = word_set("detach requires_grad_")
 
 
 def call(recorder: Recorder, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
@@ -46,6 +50,8 @@ def call(recorder: Recorder, func: Callable[..., Any], args: Tuple[Any, ...], kw
         )
     if name in METADATA:
         return func(*args, **kwargs)
+    if name in _OF_NEW_PARAMETERS and makes_parameter():
+        return _new_parameter(func, *args)
     if name == "__bool__" and not args[0].value.known and is_argument_check():
         # PopTorch leaves these checks out of a trace.
         return True
@@ -88,6 +94,17 @@ def call(recorder: Recorder, func: Callable[..., Any], args: Tuple[Any, ...], kw
             return args[0]
         args, kwargs = (args[0], dtype), {}
     return recorder.record(func, args, kwargs)
+
+
+def _new_parameter(func: Callable[..., Any], tensor: Any, *args: Any) -> Any:
+    """Return what `nn.Parameter(tensor)` asks for: a parameter of the value; of a view, in the memory of the weight."""
+    views = [tensor] if "memory" in tensor.__dict__ else []
+    if views or "value" in tensor.__dict__:
+        (values,) = resolved((tensor,), "nn.Parameter()", views)
+        if not views:
+            tensor.value.keep_for_readers()
+        tensor = as_new_parameter(values.detach(), type(tensor))
+    return tensor if func is torch.Tensor.detach else func(tensor, *args)
 
 
 def _selected(recorder: Recorder, input: Any, mask: Any) -> Any:

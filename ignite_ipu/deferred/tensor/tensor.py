@@ -27,6 +27,7 @@ from ignite_ipu.deferred.tensor.written_tensors import WrittenTensor, in_place_o
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.refusal_frames import brief_refusals
+from ignite_ipu.program.tensors.new_parameters import convert_when_marked
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, make_wrapper_subclass
 
@@ -167,6 +168,9 @@ class WeightView(DeferredTensor):
         value = self.memory.record()
         value.handle = weakref.ref(self)
         return value
+
+
+convert_when_marked(DeferredTensor)
 
 
 def write_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from ignite_ipu.program.tensors.new_parameters import as_new_parameter, convert_when_marked, makes_parameter
 from ignite_ipu.program.tensors.raw import GRADIENT, plain
 from ignite_ipu.session.hooks import Gradients, SessionHooks
 from ignite_ipu.session.weights.aliases import Aliases
@@ -267,8 +268,11 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
         if (_name(func) in _UNCOUNTED or func is torch.Tensor.detach) and isinstance(args[0], cls):
             for accesses in holder:
                 accesses.note_exposed(args[0], found)
+            if func is torch.Tensor.detach and makes_parameter():
+                return as_new_parameter(found, cls)
         return found
 
+    convert_when_marked(tensor_class)
     setattr(tensor_class, _ACCESS, access)
     tensor_class.__getattribute__ = getattribute
     tensor_class.__torch_function__ = classmethod(torch_function)
