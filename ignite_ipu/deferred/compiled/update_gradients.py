@@ -49,6 +49,7 @@ class UpdateGradients:
         self.wanted = False
         self.returned: Set[int] = set()
         self._program: Callable[[], Optional[ModelProgram]] = lambda: None
+        self._names: Dict[int, str] = {}
         self._found: Dict[int, Optional[torch.Tensor]] = {}
         self._factors: Dict[float, torch.Tensor] = {}
         self.norms: List[_Norm] = []
@@ -96,6 +97,10 @@ class UpdateGradients:
             assert program.kind.gradients is not None
             self._program, names = weakref.ref(program), set(program.kind.gradients.names)
             self.returned = {id(each) for name, each in self._trained() if f"model.{name}" in names}
+            with DisableTorchFunctionSubclass():
+                named = list(self._session.model.named_parameters())
+            # The loop may give parameters other names before it reads their gradients.
+            self._names = {id(parameter): f"model.{name}" for name, parameter in named}
         self.settle_norms()
 
     def compute(self, losses: Sequence[Loss]) -> None:
@@ -179,10 +184,8 @@ class UpdateGradients:
                 "optimizer.step(); or let the function with the loop name the function that reads them after step()."
             )
         if not self._found and program is not None:
-            with DisableTorchFunctionSubclass():
-                named = list(self._session.model.named_parameters())
             found = read_gradients(program)
-            self._found = {id(parameter): found.get(f"model.{name}") for name, parameter in named}
+            self._found = {key: found.get(name) for key, name in self._names.items()}
         return self._found
 
     def _trained(self) -> List[Tuple[str, torch.Tensor]]:

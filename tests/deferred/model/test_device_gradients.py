@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrize, prune
 
 from ignite_ipu import IPUConfig, ipu_clip_grad_norm_, ipu_prepare
 from ignite_ipu.deferred import captured
@@ -304,3 +305,48 @@ def test_gradients_that_an_update_has_returned_can_be_written_where_updates_may_
         optimizer.step()
         weights.append(model.weight.detach().clone())
     torch.testing.assert_close(weights[1], weights[0])
+
+
+def swapped(model: nn.Module) -> None:
+    model[1], model[2] = model[2], model[1]  # type: ignore[index, operator]
+
+
+def pruned(model: nn.Module) -> None:
+    prune.remove(model[1], "weight")  # type: ignore[index]
+
+
+def without_symmetry(model: nn.Module) -> None:
+    parametrize.remove_parametrizations(model[2], "weight")  # type: ignore[index]
+
+
+class Symmetric(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.triu() + weight.triu(1).t()
+
+    def right_inverse(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.triu()
+
+
+@pytest.mark.parametrize("rename", [swapped, pruned, without_symmetry])
+@pytest.mark.parametrize("update", ["device", "auto"])
+def test_gradients_belong_to_parameters_that_get_other_names(update: Any, rename: Callable[[nn.Module], None]) -> None:
+    """After the last update, and in layers that trade places."""
+
+    def seen(captures: bool) -> Seen:
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(6, 6) for _ in range(3)], nn.Linear(6, 2))
+        if rename is pruned:
+            prune.l1_unstructured(model[1], "weight", 0.5)
+        elif rename is without_symmetry:
+            parametrize.register_parametrization(model[2], "weight", Symmetric())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if captures:
+            ipu_prepare(optimizer, model, config=IPUConfig(update=update))
+        for number in range(2):
+            optimizer.zero_grad()
+            loss(model, number).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        rename(model)
+        return gradients_now(model)
+
+    torch.testing.assert_close(seen(True), seen(False), rtol=1e-4, atol=1e-6)
