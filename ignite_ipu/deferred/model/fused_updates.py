@@ -22,7 +22,7 @@ from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import note_backward
 from ignite_ipu.deferred.tensor.inputs import gradients_return, refuse_differentiated
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.data_parallel import Reducer
 
 
@@ -110,10 +110,6 @@ class FusedUpdates:
     def has_trained(self) -> bool:
         known = any(update.training.prepared for update in self.books.updates)
         return known or any(entry.exists for entry in self.books.gradients.entries)
-
-    @property
-    def uncleared(self) -> Optional[Line]:
-        return next((update.gradients.uncleared for update in self.books.updates if update.makes_all), None)
 
     @property
     def accumulates(self) -> Optional[bool]:

@@ -275,7 +275,6 @@ class HostUpdates:
     pending: Sequence[Loss] = ()
     is_ahead, is_known, may_leave, take_turns = False, True, False, False
     accumulates: Optional[bool] = False
-    uncleared: Optional[Line] = None
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop

@@ -140,10 +140,6 @@ class Updates(Protocol):
         """True if weights were updated, or there are gradients."""
 
     @property
-    def uncleared(self) -> Optional[Line]:
-        """Line of the last update, as long as its gradients have not been cleared; of several the next update asks."""
-
-    @property
     def accumulates(self) -> Optional[bool]:
         """True if an update so far was made from several micro-batches; None before the first."""
 

@@ -210,13 +210,7 @@ class CapturedLoops(CaptureObserver):
             self._capture(root)
 
     def went_backward(self, loop: Any) -> None:
-        """Log a backward pass, and refuse one whose gradients no optimizer or the wrong update would use."""
-        if loop.updates.uncleared is not None and not loop.updates.may_leave:
-            raise self._substitutes.refusal(
-                "backward()",
-                "the gradients of the last update were not cleared, so PyTorch would use them again, and the device "
-                "has none left. Call optimizer.zero_grad() once for every step().",
-            )
+        """Log a backward pass, and refuse one whose gradients no optimizer would use."""
         if loop.updates.on_host:
             self._substitutes.note("backward()", "a device call, which brings gradients back for updates on the host")
             return
