@@ -10,7 +10,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.errors import OptimizerError
-from ignite_ipu.program.derived_class import derived_once
+from ignite_ipu.program.derived_class import derived_once, standing_for
 
 _LINK = "_ignite_ipu_link"
 
@@ -34,7 +34,8 @@ def link_optimizer(
     """Let an optimizer refuse steps on the host, and, if it `shows` it, show and take the state of a link that lives.
 
     Its class is replaced by a subclass of the same name. Copies and pickles of it are of the original class, so they
-    need neither this package nor PopTorch to be read. PopTorch's own optimizers have their own way to the device.
+    need neither this package nor PopTorch to be read. So are optimizers that code makes by its class. PopTorch's own
+    optimizers have their own way to the device.
 
     Returns a finalizer that makes it an ordinary one again, with the state that it showed last.
     """
@@ -76,6 +77,11 @@ def _linked_class(base: Any) -> Any:
     def set_state(self: Any, value: Any) -> None:
         self.__dict__[_LINK]().replace_state(value)
 
+    def setstate(self: Any, state: Dict[str, Any]) -> None:
+        if "state" in state:
+            self.state = state["state"]  # before PyTorch's own function reads it
+        base.__setstate__(self, state)
+
     def load_state_dict(self: Any, state_dict: Dict[str, Any]) -> None:
         self.__dict__[_LINK]().load_state(functools.partial(base.load_state_dict, self), state_dict)
 
@@ -93,8 +99,9 @@ def _linked_class(base: Any) -> Any:
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
         "__reduce_ex__": reduce_ex,
+        "__setstate__": setstate,
         "add_param_group": add_param_group,
         "load_state_dict": load_state_dict,
         "state": property(get_state, set_state),
     }
-    return type(base.__name__, (base,), members)
+    return standing_for(base)(base.__name__, (base,), members)

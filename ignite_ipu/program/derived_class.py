@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from typing import Any, Callable
 
@@ -25,3 +26,22 @@ def derived_once(derive: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return new
 
     return known
+
+
+def standing_for(base: Any) -> Any:
+    """Return a metaclass: classes derived from `base` directly stand for `base` when objects are made or checked."""
+    own: Any = type(base)
+
+    def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return base(*args, **kwargs) if cls.__mro__[1] is base else own.__call__(cls, *args, **kwargs)
+
+    def instancecheck(cls: Any, value: Any) -> bool:
+        return isinstance(value, base) if cls.__mro__[1] is base else bool(own.__instancecheck__(cls, value))
+
+    members = {
+        "__call__": call,
+        "__instancecheck__": instancecheck,
+        # Attributes of the metaclass are not found on objects of the class.
+        "__signature__": property(lambda cls: inspect.signature(base)),
+    }
+    return type(own.__name__, (own,), members)

@@ -6,14 +6,13 @@ It is for the captured object alone. Anything else that is made from it, as by `
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, Callable
 
 from torch import nn
 
 from ignite_ipu.deferred.tensor.frames import frame_of
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.program.derived_class import derived_once
+from ignite_ipu.program.derived_class import derived_once, standing_for
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.module_tables import CHANGES
 from ignite_ipu.program.refusal_frames import brief_refusals
@@ -96,27 +95,8 @@ def capturing_class(base: Any) -> Any:
     }
     if hasattr(base, "__deepcopy__"):
         members["__deepcopy__"] = deepcopy
-    capturing = _makes_ordinary(base)(base.__name__, (base,), members)
+    capturing = standing_for(base)(base.__name__, (base,), members)
     return capturing
-
-
-def _makes_ordinary(base: Any) -> Any:
-    """Return a metaclass: classes derived from `base` directly stand for `base` when objects are made or checked."""
-    own: Any = type(base)
-
-    def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        return base(*args, **kwargs) if cls.__mro__[1] is base else own.__call__(cls, *args, **kwargs)
-
-    def instancecheck(cls: Any, value: Any) -> bool:
-        return isinstance(value, base) if cls.__mro__[1] is base else bool(own.__instancecheck__(cls, value))
-
-    members = {
-        "__call__": call,
-        "__instancecheck__": instancecheck,
-        # Attributes of the metaclass are not found on objects of the class.
-        "__signature__": property(lambda cls: inspect.signature(base)),
-    }
-    return type(own.__name__, (own,), members)
 
 
 def refuse_transforms(model: nn.Module, has_own_weights: Callable[[], bool]) -> None:

@@ -644,7 +644,11 @@ def clear_moments(optimizer: torch.optim.Optimizer, number: int) -> None:
     optimizer.state.clear()
 
 
-@pytest.mark.parametrize("write", [zero_moments, replace_moments, forget_moments, clear_moments])
+def restart(optimizer: torch.optim.Optimizer, number: int) -> None:
+    optimizer.__setstate__({"state": collections.defaultdict(dict)})
+
+
+@pytest.mark.parametrize("write", [zero_moments, replace_moments, forget_moments, clear_moments, restart])
 def test_what_is_written_into_the_optimizers_state_reaches_the_device(write: Callable[[Any, int], None]) -> None:
     """As writes into weights do; an optimizer that is restarted begins anew."""
 
@@ -655,6 +659,25 @@ def test_what_is_written_into_the_optimizers_state_reaches_the_device(write: Cal
             optimizer.zero_grad()
             if number in (2, 5):
                 write(optimizer, number)
+
+    both(loop)
+
+
+def test_another_optimizer_of_the_class_of_a_linked_one() -> None:
+    """`type(optimizer)(...)` is an ordinary one, and trains on when it is prepared."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for number, (x, y) in enumerate(batches()):
+            if number == 3:
+                kind = type(optimizer)
+                captures = captured(model) is not None
+                optimizer = kind(model.parameters(), lr=0.05)  # type: ignore[call-arg]
+                assert isinstance(optimizer, kind) and type(optimizer) in kind.__mro__
+                if captures:
+                    capture_optimizer(optimizer)
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
     both(loop)
 
