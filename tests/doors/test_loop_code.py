@@ -185,6 +185,25 @@ REFUSED = {
         "loss = torch.autograd.grad(model(real).sum(), real, create_graph=True)[0].pow(2).mean()",
         "",
     ),
+    "a penalty by a flag": (
+        "real = x.clone().requires_grad_()\n"
+        "g, = torch.autograd.grad(model(real).sum(), real, create_graph=HARD)\n"
+        "loss = out.mean() + g.pow(2).mean()",
+        "",
+    ),
+    "a penalty by position": (
+        "real = x.clone().requires_grad_()\n"
+        "g, = torch.autograd.grad(model(real), real, torch.ones_like(out), True, True)\n"
+        "loss = out.mean() + g.pow(2).mean()",
+        "",
+    ),
+    "a gradient of weights by a flag": (
+        PLAIN + "g = torch.autograd.grad(loss, list(model.parameters()), create_graph=HARD)\n"
+        "loss = sum(each.pow(2).sum() for each in g)",
+        "",
+    ),
+    "a graph of the backward pass by a flag": (PLAIN + "loss.backward(create_graph=HARD)", ""),
+    "a graph of the backward pass by position": (PLAIN + "torch.autograd.backward([loss], None, None, True)", ""),
     "a gradient of an output": (PLAIN + "g = torch.autograd.grad(loss, out, retain_graph=True)[0]", ""),
     "gradients for a detached output": ("loss = model(out.detach().requires_grad_()).pow(2).mean()", ""),
     "rows that are repeated by the output": ("loss = out.repeat_interleave((out[:, 0] > 0).long(), 0).sum()", ""),

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.overrides import enable_reentrant_dispatch
 
-from ignite_ipu.capabilities import GRADIENTS
-from ignite_ipu.capabilities.gradients import GRADIENTS_ON_THE_HOST
+from ignite_ipu.capabilities.gradients import DIFFERENTIATED_AGAIN
 from ignite_ipu.deferred.events import OBSERVERS
 from ignite_ipu.deferred.graph.operations import Operation, Value, name_of
 from ignite_ipu.deferred.graph.structure import leaves_in, unflatten
@@ -31,7 +30,6 @@ from ignite_ipu.program.tensors.new_parameters import convert_when_marked
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, make_wrapper_subclass
 
-_TWICE = GRADIENTS["torch.Tensor.backward(create_graph)"]
 # The factor of torch.add and torch.sub, which has to be a Python number.
 _ALPHA = "alpha"
 _CPU = torch.device("cpu")
@@ -103,10 +101,8 @@ class DeferredTensor(Deferred):
             CaptureError: It is no scalar that depends on one model, or an argument cannot be honoured.
         """
         if create_graph:
-            raise CaptureError(
-                f"backward(create_graph=True) at {current_line()} asks for gradients that can be differentiated again: "
-                f"{_TWICE.reason}. {GRADIENTS_ON_THE_HOST}"
-            )
+            refusal = DIFFERENTIATED_AGAIN.refusal("backward(create_graph=True)")
+            raise CaptureError(f"{current_line()}: {refusal}")
         if inputs is not None:
             accumulate_to(self, inputs, gradient, bool(retain_graph))
             return

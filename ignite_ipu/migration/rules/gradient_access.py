@@ -19,14 +19,16 @@ from typing import Optional
 
 from ignite_ipu.capabilities import GRADIENTS, Capability
 from ignite_ipu.capabilities.gradients import DIFFERENTIATED_AGAIN, MADE_TRAINABLE, OF_COMPUTED
-from ignite_ipu.migration.analysis.names import constant
+from ignite_ipu.migration.analysis.names import argument
+from ignite_ipu.migration.analysis.settings import settings_of
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, hit_of
 
 SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
 
 # Methods that register hooks, of tensors and modules.
 _HOOKS = {entry.last: entry for entry in GRADIENTS if entry.last.startswith("register_")}
-_AGAIN = ("retain_graph", "create_graph")
+# Flags of a loss that goes backward, and their positions.
+_AGAIN = (("retain_graph", 1), ("create_graph", 2))
 
 
 def check(program: Program) -> Hits:
@@ -39,14 +41,12 @@ def check(program: Program) -> Hits:
             yield Hit(node, "a gradient is used on the host, where it is always None", run=outcome, entry=entry)
     for call, name in program.calls("torch.autograd.grad", "torch.autograd.backward"):
         if call not in program.traced:
-            if name.endswith("grad") and _goes_on(call):
-                message = DIFFERENTIATED_AGAIN.reason(f"{name}(create_graph=True)")
-                entry = GRADIENTS[f"{name}(create_graph)"]
-                yield Hit(call, message, DIFFERENTIATED_AGAIN.remedy, entry=entry)
+            if name.endswith("grad") and _goes_on(program, call):
+                yield _differentiated_again(call, name, GRADIENTS[f"{name}(create_graph)"])
             else:
                 yield Hit(call, f"{name} differentiates on the host", entry=GRADIENTS[name])
     for fact in program.facts_of("differentiated"):
-        if not (isinstance(fact.node, ast.Call) and _goes_on(fact.node)):
+        if not (isinstance(fact.node, ast.Call) and _goes_on(program, fact.node)):
             restriction = MADE_TRAINABLE if fact.name == "requires_grad_" else OF_COMPUTED
             yield hit_of(fact, restriction.reason(fact.name), restriction.remedy, Outcome.REFUSED)
     for call, _ in program.method_calls(*_HOOKS):
@@ -55,16 +55,28 @@ def check(program: Program) -> Hits:
         yield Hit(call, message, entry=_HOOKS[call.func.attr])
     for call, _ in program.method_calls("backward"):
         # A variable may hold False or None, as it does where libraries hand their argument on.
-        given = {each.arg: each.value for each in call.keywords}
-        again = [name for name in _AGAIN if constant(given.get(name)) is True]
-        if again:
+        first = program.names.resolve(call.func) == "torch.autograd.backward"  # which has the losses before
+        again = [flag for flag, position in _AGAIN if _is_on(program, argument(call, flag, position + first))]
+        if again[-1:] == ["create_graph"]:
+            yield _differentiated_again(call, "backward", GRADIENTS["torch.Tensor.backward(create_graph)"])
+        elif again:
             message = "the graph of this backward is used again, which a compiled step cannot do"
-            yield Hit(call, message, entry=GRADIENTS[f"torch.Tensor.backward({again[-1]})"])
+            yield Hit(call, message, entry=GRADIENTS["torch.Tensor.backward(retain_graph)"])
 
 
-def _goes_on(call: ast.Call) -> bool:
-    """Return whether the gradients of a call can be differentiated again."""
-    return any(each.arg == "create_graph" and constant(each.value) is True for each in call.keywords)
+def _differentiated_again(call: ast.Call, name: str, entry: Capability) -> Hit:
+    message = DIFFERENTIATED_AGAIN.reason(f"{name}(create_graph=True)")
+    return Hit(call, message, DIFFERENTIATED_AGAIN.remedy, entry=entry)
+
+
+def _goes_on(program: Program, call: ast.Call) -> bool:
+    """Return whether the gradients of a call of `torch.autograd.grad` can be differentiated again."""
+    return _is_on(program, argument(call, "create_graph", 4))
+
+
+def _is_on(program: Program, flag: Optional[ast.expr]) -> bool:
+    """Return whether settings turn the flag of a call on."""
+    return flag is not None and settings_of(program).decision(flag) is True
 
 
 def _entry(program: Program, node: ast.Attribute) -> Optional[Capability]:

@@ -26,3 +26,15 @@ def test_other_grads(lines):
         optimizer.zero_grad()
     """
     assert lines(RULE, code) == []
+
+
+def test_flags_that_settings_turn_on(lines):
+    """create_graph by a variable or by its position; one that is off is left out."""
+    code = """
+        import torch
+        again, once = True, False
+        loss.backward(create_graph=again)
+        loss.backward(None, again)
+        loss.backward(create_graph=once)
+    """
+    assert lines(RULE, code) == [3, 4]
