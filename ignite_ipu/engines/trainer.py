@@ -20,6 +20,7 @@ from ignite_ipu.engines.resume.position import DataPosition, is_between_epochs
 from ignite_ipu.engines.resume.starting import RunStarts, Start
 from ignite_ipu.engines.schedulers import scheduled_names
 from ignite_ipu.engines.steps import IPUStep
+from ignite_ipu.optimizers.host_link import note_earlier_steps
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.session.program import ModelProgram
@@ -236,7 +237,7 @@ class IPUTrainer(IPUEngine):
         self._accumulations.go_on(self)
         if self._ended_epoch != self.state.iteration:
             if self.ipu.link is not None:
-                self.ipu.link.note_earlier_steps()
+                note_earlier_steps(self.ipu.link)
             self.fire_event(Events.EPOCH_COMPLETED)
 
     def _resume_within_epoch(self) -> None:

@@ -71,6 +71,18 @@ class HyperParameters:
             found.append(Change(None, _LOSS_SCALING, self.told.loss_scaling, loss_scaling))
         return tuple(found)
 
+    @property
+    def same(self) -> bool:
+        """True if the groups have the values that were last found to be those on the device."""
+        groups, known = self._source.param_groups, self._seen
+        if len(groups) != len(known):
+            return False
+        for group, size, get, values in zip(groups, self._sizes, self._getters, known):
+            if len(group["params"]) != size or get(group) != values:
+                return False
+        loss_scaling = getattr(self._source, _LOSS_SCALING, getattr(self._device, _LOSS_SCALING, None))
+        return bool(loss_scaling == self.told.loss_scaling)
+
     def refuse(self, changes: Sequence[Change], constants: Collection[str]) -> None:
         """Refuse changes of constants, and those with which the optimizer would not have been converted."""
         try:

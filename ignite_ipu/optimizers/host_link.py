@@ -27,11 +27,12 @@ class Link(Protocol):
     def settings(self) -> Any: ...
     @property
     def loaded(self) -> bool: ...
+    @property
+    def is_current(self) -> bool: ...
     def changes(self) -> Sequence[Any]: ...
     def expect_changes(self, names: Iterable[str]) -> None: ...
     def push(self, executor: Optional[Executor] = None) -> Sequence[Any]: ...
     def stepped(self, updates: int) -> None: ...
-    def note_earlier_steps(self) -> None: ...
     def refresh_state(self) -> None: ...
     def detach(self) -> None: ...
     def give_up(self) -> None: ...
@@ -85,9 +86,11 @@ class HostLink:
     Attributes:
         steps: Counted updates so far.
         loaded: Whether a state was loaded that a device has yet to take: never.
+        is_current: Whether there is nothing to send: always.
     """
 
     loaded = False
+    is_current = True
 
     def __init__(self, updates: HostUpdates) -> None:
         self.conversion = self.settings = updates
@@ -105,11 +108,6 @@ class HostLink:
 
     def stepped(self, updates: int) -> None:
         self.steps += updates
-
-    def note_earlier_steps(self) -> None:
-        """Note that there were updates, maybe in a process before this one: schedules may step without a warning."""
-        if self.settings.source is not None:
-            note_earlier_steps(self.settings.source)
 
     def refresh_state(self) -> None:
         """Leave the state, which is the newest."""
@@ -152,8 +150,11 @@ def note_step(optimizer: torch.optim.Optimizer) -> None:
         source[STEP_COUNT] += 1
 
 
-def note_earlier_steps(optimizer: torch.optim.Optimizer) -> None:
-    """Let schedules step without a warning about an optimizer that has yet to."""
+def note_earlier_steps(link: Link) -> None:
+    """Note that there were updates, maybe in a process before this one: schedules may step without a warning."""
+    optimizer: Optional[torch.optim.Optimizer] = link.conversion.source
+    if optimizer is None:
+        return
     source = optimizer.__dict__
     source[STEPPED] = True
     if STEP_COUNT in source:

@@ -21,7 +21,6 @@ from ignite_ipu.errors import OptimizerError, listed
 from ignite_ipu.optimizers.changes import Change, HyperParameters, Settings
 from ignite_ipu.optimizers.conversion import Conversion
 from ignite_ipu.optimizers.device_state import DeviceState, SavedState, parameter_of
-from ignite_ipu.optimizers.host_link import note_earlier_steps
 from ignite_ipu.optimizers.linked_optimizer import link_optimizer
 from ignite_ipu.optimizers.shown_state import ShownState
 from ignite_ipu.poptorch_types import Executor
@@ -77,6 +76,12 @@ class OptimizerLink:
     def changes(self) -> Tuple[Change, ...]:
         """Return the differences from the last values sent to the device, in O(number of groups)."""
         return self._numbers.changes()
+
+    @property
+    def is_current(self) -> bool:
+        """True if `push` has nothing to send."""
+        numbers = self._numbers
+        return self._shown.seen is None and numbers.same and self._device.scaling == numbers.told.loss_scaling
 
     def expect_changes(self, names: Iterable[str]) -> None:
         """Make hyper-parameters variable that a schedule changes, before the update is compiled with them.
@@ -138,10 +143,6 @@ class OptimizerLink:
         if self._shown.handed_out and self._shown.check_held():
             self.refresh_state()
             self._shown.expect_edits()
-
-    def note_earlier_steps(self) -> None:
-        """Note that there were updates, maybe in a process before this one: schedules may step without a warning."""
-        note_earlier_steps(self.conversion.source)
 
     def refresh_state(self) -> None:
         """Bring the state that the user's optimizer shows up to date with the device's."""

@@ -21,6 +21,7 @@ from ignite_ipu.session.job import report_ended
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.program_kinds import GradientKind
 from ignite_ipu.session.programs import Programs
+from ignite_ipu.session.repeated_call import RepeatedCall
 from ignite_ipu.session.resolved import Resolved
 from ignite_ipu.session.returned_gradients import host_update_cost, refresh_weights, take_gradients
 from ignite_ipu.session.training import Trained
@@ -256,6 +257,10 @@ class TrainingCalls:
         if copy is not None and copy.stale:
             self._weights.programs.upload(copy)
         return executor
+
+    def repeated(self) -> Optional[RepeatedCall]:
+        """Return the call after the last one, None if it takes all of `prepare`."""
+        return RepeatedCall.of(self._programs, self._hooks_handles)
 
     def note_updates(self, count: int) -> None:
         """Note that the training program made updates."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, FrozenSet, Iterator, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, FrozenSet, Iterator, Optional, Sequence, Tuple
 
 import torch
 
@@ -12,13 +12,14 @@ from ignite_ipu.deferred.compiled.averaging import Averaging
 from ignite_ipu.deferred.compiled.clipping import Clipping
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.places import Places
+from ignite_ipu.deferred.compiled.repeated_update import RepeatedUpdate
 from ignite_ipu.deferred.compiled.replayed_losses import reached_by
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
-from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed, Place, needed_values
+from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed, needed_values
 from ignite_ipu.deferred.compiled.update_gradients import UpdateGradients
 from ignite_ipu.deferred.graph.operations import ModesThen, Operation, keep_inputs
 from ignite_ipu.deferred.graph.state import trained_in
-from ignite_ipu.deferred.graph.step_graph import Chain, Loss, MicroBatch, StepGraph, Tape, describe_change
+from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, StepGraph, Tape, describe_change
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
 from ignite_ipu.errors import CaptureError, OptimizerError, logger
 from ignite_ipu.optimizers.conversion import Conversion, convert_optimizer
@@ -32,19 +33,6 @@ from ignite_ipu.session.session import IPUSession
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
-class _Again(NamedTuple):
-    """An update of one loss by the only optimizer, in one process, with what the next such one is compared with.
-
-    Attributes:
-        places: Those of the values that it returned.
-    """
-
-    chain: Chain
-    modes: ModesThen
-    compiled: CompiledUpdate
-    places: Sequence[Place]
-
-
 class FusedPrograms(TrainingPrograms):
     """Programs of the updates of one model by one optimizer.
 
@@ -53,6 +41,8 @@ class FusedPrograms(TrainingPrograms):
         clipping: The norm that gradients are clipped to.
         gradients: The gradients that programs bring back.
         most_micro_batches: Number of the loop's micro-batches in the largest update so far, None before the first.
+        repeated: Makes the last update once more; None if that takes more.
+        tape: The operations of the last update, until gradients are cleared.
         zeroed: Where the loop made gradients zero instead of None, if it did when it last cleared them.
     """
 
@@ -64,15 +54,15 @@ class FusedPrograms(TrainingPrograms):
         self.most_micro_batches: Optional[int] = None
         self.zeroed: Optional[Line] = None
         self._inputs_change = False
-        self._again: Optional[_Again] = None
-        # Of the last update; and the ids of the parameters that the losses of a tape depend on.
-        self._tape: Optional[Tape] = None
+        self.repeated: Optional[RepeatedUpdate] = None
+        self.tape: Optional[Tape] = None
+        # The ids of the parameters that the losses of a tape depend on.
         self._reached: Tuple[Sequence[Loss], FrozenSet[int]] = ((), frozenset())
         self._reach: Tuple[Optional[CompiledUpdate], Any, FrozenSet[int]] = (None, None, frozenset())
 
     def reached(self, losses: Optional[Sequence[Loss]] = None) -> FrozenSet[int]:
         """Return the ids of the parameters that have gradients of losses; of those of the last update, without any."""
-        tape = self._tape if losses is None else Tape(losses)
+        tape = self.tape if losses is None else Tape(losses)
         if tape is None:
             return frozenset()
         if self._reached[0] != tape.losses:
@@ -91,7 +81,7 @@ class FusedPrograms(TrainingPrograms):
 
     def reaches(self, parameter: torch.Tensor, losses: Optional[Sequence[Loss]] = None) -> bool:
         """Return whether a parameter has a gradient of losses, or of those of the last update."""
-        tape = self._tape if losses is None else Tape(losses)
+        tape = self.tape if losses is None else Tape(losses)
         if tape is None:
             return False
         unknown = self._reached[0] != tape.losses and not requires_grad(parameter)
@@ -102,7 +92,11 @@ class FusedPrograms(TrainingPrograms):
 
     def forget_losses(self) -> None:
         """Let go of the losses of the last update, whose gradients were cleared."""
-        self._tape, self._reached = None, ((), frozenset())
+        self.tape, self._reached = None, ((), frozenset())
+
+    def forget_program(self) -> None:
+        super().forget_program()
+        self.repeated = None
 
     def keep_inputs(self, loss: Loss, waits: bool) -> None:
         """Copy inputs of a loss that went backward, if the loop may write into them before the update.
@@ -111,7 +105,7 @@ class FusedPrograms(TrainingPrograms):
         """
         # The loop may write into any of them until an update shows that it does not.
         every = self._last is None or self._inputs_change
-        if every or waits or self._compiled is None or self._compiled.count > 1:
+        if every or waits or self.compiled is None or self.compiled.count > 1:
             keep_inputs(loss.operations, every)
 
     def change_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -127,34 +121,11 @@ class FusedPrograms(TrainingPrograms):
         self.clipping.restart()
         self.optimizer = optimizer
 
-    def run_again(self, loss: Loss) -> bool:
-        """Make the update of a loss as the last one; returns False, before anything has run, if it takes more.
-
-        Raises an error as `run` does.
-        """
-        batch, again = loss.batch, self._again
-        if batch is None or again is None or batch.chain is not again.chain or self._compiled is not again.compiled:
-            return False
-        compiled, gradients = again.compiled, self.gradients
-        if batch.numbers != compiled.numbers or gradients.norms or gradients.wanted or not self.modes.are(again.modes):
-            return False
-        batches = [batch]
-        needed = needed_values(batches)
-        if [place for place, _, _ in needed] != again.places or self.session.trainers.current is not self.trained:
-            return False
-        results = self._results(compiled, batches)
-        self._tape = Tape([loss])
-        self.session.calls.note_updates(1)
-        compiled.settle(batches, needed, results if compiled.outputs else (results,), None)
-        if WAITING:
-            write_known()
-        return True
-
     @property
     def repeats(self) -> bool:
         """True if inputs of a loss need no copy: the last update was of one micro-batch, and wrote into none."""
         last = self._last
-        return last is not None and last is self._compiled and last.count == 1 and not self._inputs_change
+        return last is not None and last is self.compiled and last.count == 1 and not self._inputs_change
 
     def run(self, losses: Sequence[Loss], keeps: Optional[Callable[[Operation], bool]] = None) -> None:
         """Make one weight update from the losses that went backward, and resolve the values of their micro-batches.
@@ -162,6 +133,7 @@ class FusedPrograms(TrainingPrograms):
         `keeps` returns whether gradients may flow through an operation once more, for another optimizer; None for no.
         Raises a `CaptureError` if it cannot be run as one device step, an `IPUOutOfMemoryError` if it does not fit.
         """
+        self.repeated = None
         batches = self._graphs.micro_batches(losses) if len(losses) > 1 else [self._graphs.micro_batch(losses)]
         needed = needed_values(batches, keeps)
         last, chain = self._last, batches[0].chain if len(batches) == 1 and self.own is None else None
@@ -176,10 +148,10 @@ class FusedPrograms(TrainingPrograms):
         else:
             with self.modes.as_then(modes), self._others_frozen():
                 compiled, results = self._call(batches, needed, modes)
-        self._tape = Tape(losses)
+        self.tape = Tape(losses)
         self.session.calls.note_updates(1)
         first = self._last is None
-        self._last, self._again = compiled, None
+        self._last = compiled
         parts = batches[0].parts if len(batches) == 1 else sum([batch.parts for batch in batches])
         self.most_micro_batches = max(self.most_micro_batches or 0, parts)
         if first:
@@ -190,8 +162,8 @@ class FusedPrograms(TrainingPrograms):
             outputs = (-outputs[0], *outputs[1:])  # the device minimises the negated loss
         if compiled.processes > 1:
             outputs = (outputs[0] * compiled.processes, *outputs[1:])  # and that of a process, divided by their number
-        elif chain is not None and chain.modes is not None and not self.trained.program.kind.maximizes:
-            self._again = _Again(chain, chain.modes, compiled, [place for place, _, _ in needed])
+        elif chain is not None and not self.trained.program.kind.maximizes:
+            self.repeated = RepeatedUpdate.of(self, chain, compiled, [place for place, _, _ in needed])
         compiled.settle(batches, needed, outputs, keeps)
         if WAITING:
             write_known()
@@ -212,11 +184,11 @@ class FusedPrograms(TrainingPrograms):
                 self.gradients.want("another process")
         compiled = self._serving(batches, needed, modes, gradients)
         if not reducers:
-            results = self._results(compiled, batches)
+            results = self.results(compiled, batches)
             self.gradients.follow(self.session.training if compiled.gradients else None)
             return compiled, results
         with reducers[0].job.reporting():
-            results = self._results(compiled, batches)
+            results = self.results(compiled, batches)
             self.gradients.follow(self.session.training if compiled.gradients else None)
             if compiled.gradients:
                 self.gradients.read()  # those of all processes, of which some may not look at them

@@ -133,7 +133,7 @@ class HostPrograms(TrainingPrograms):
         if batches[0].graph.differentiated:
             self._refuse_shared_inputs(batches)
         compiled = self._serving(batches, needed, modes, gradients=True)
-        results = self._results(compiled, batches)
+        results = self.results(compiled, batches)
         assert self.trained is not None
         program = self.trained.program
         assert program.kind.gradients is not None

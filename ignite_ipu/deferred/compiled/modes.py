@@ -11,7 +11,7 @@ from torch import nn
 from ignite_ipu.deferred.graph.operations import ModesThen
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.errors import CaptureError, listed
-from ignite_ipu.program.guards.python_state import PythonState
+from ignite_ipu.program.guards.python_state import PythonState, is_training
 from ignite_ipu.program.guards.saved_attributes import SavedAttributes
 from ignite_ipu.program.module_state import NEVER
 from ignite_ipu.program.module_tables import CHANGES
@@ -113,7 +113,7 @@ class Modes:
         False also if tables of modules have changed since the last look at them: tensors may have been replaced.
         """
         state = self._state
-        if state is None or self._tables != CHANGES.count or state.training() != then.training:
+        if state is None or self._tables != CHANGES.count or list(map(is_training, state.moded)) != then.training:
             return False
         return (self._trained if self._looks == self._weights.detector.looks else self.trained()) == then.trained
 

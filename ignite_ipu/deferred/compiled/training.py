@@ -40,6 +40,7 @@ class TrainingPrograms(abc.ABC):
     Attributes:
         optimizer: The optimizer that makes the updates, None before it is known and for updates on the host.
         own: Ids of the parameters that are trained, where the others are another optimizer's; None for all.
+        compiled: The update that the current program was compiled for, None before one and after a failure.
         compilations: Counts the programs that were compiled.
         trained: The session's trainer for these programs; None before the optimizer has been converted.
     """
@@ -52,7 +53,7 @@ class TrainingPrograms(abc.ABC):
         self._options = ProgramOptions(config, places)
         self._update_modes = UpdateModes(modes)
         self._graphs = StepGraphs()
-        self._compiled: Optional[CompiledUpdate] = None
+        self.compiled: Optional[CompiledUpdate] = None
         # The program of the last update, also if it was compiled for another optimizer.
         self._last: Optional[CompiledUpdate] = None
         self.trained: Optional[Trained] = None
@@ -110,26 +111,26 @@ class TrainingPrograms(abc.ABC):
             self._random_state = self.random_state()
             self.session.trainers.take_turn(self.trained)
             self.session.stop_training()
-        self.trained, self._compiled = None, None
+        self.trained, self.compiled = None, None
 
     def _serving(
         self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen, gradients: bool
     ) -> CompiledUpdate:
         """Return the program for micro-batches, which may have yet to be compiled; it is its turn from now on."""
-        compiled = self._compiled
+        compiled = self.compiled
         if compiled is None or not compiled.serves(batches, needed, modes, gradients):
             serving = (each for each in self._aside if _update_of(each).serves(batches, needed, modes, gradients))
             kept = next(serving, None)
             if kept is not None:
                 self.session.trainers.required().resume(kept)
-                compiled = self._compiled = _update_of(kept)
+                compiled = self.compiled = _update_of(kept)
             else:
                 compiled = self._compile(self._wanted(batches, needed, modes), batches[0])
             if len(self._aside) >= _MOST_PROGRAMS:
                 self.session.trainers.required().drop_aside(self._aside[0])
         return compiled
 
-    def _results(self, compiled: CompiledUpdate, batches: Sequence[MicroBatch]) -> Any:
+    def results(self, compiled: CompiledUpdate, batches: Sequence[MicroBatch]) -> Any:
         """Make the device call of the program whose turn it is; returns its results."""
         assert self.trained is not None  # since there is a program
         self.session.changes.follow(self.trained.program, compares_code=False)
@@ -137,24 +138,14 @@ class TrainingPrograms(abc.ABC):
         try:
             return self.session.calls.prepare(leaves, leaves[0])(*leaves)
         except BaseException as error:
-            self._compiled = None
-            if isinstance(error, Exception) and "number of pipeline stages" in str(error):
-                raise CaptureError(
-                    f"The blocks of the model make a pipeline, which needs more micro-batches than the "
-                    f"{compiled.micro_batches} of this update: {error} In a captured loop, accumulate "
-                    "gradients over so many micro-batches before optimizer.step(), or set "
-                    "IPUConfig(execution='sharded')."
-                ) from error
-            too_large = out_of_memory(error) if isinstance(error, Exception) else None
-            if too_large is None:
-                raise
-            self.session.release_after_failure()
-            raise too_large from error
+            self.compiled = None
+            explain_failure(self.session, compiled, error)
+            raise
 
     def _wanted(self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen) -> CompiledUpdate:
         split = asked_split(batches[0].graph, self.config.split_batch, self._last is None)
         count, replicas = len(batches) * split.pieces, self._options.replicas
-        if self._compiled is None and count % replicas:
+        if self.compiled is None and count % replicas:
             self._check_shared(count)
         columns = enumerate(zip(*[batch.numbers for batch in batches]))
         variable = {position for position, column in columns if any(number != column[0] for number in column)}
@@ -198,8 +189,8 @@ class TrainingPrograms(abc.ABC):
         narrower = next((each for each in self._aside if _update_of(each).computes_like(wanted)), None)
         if narrower is not None:
             self.session.trainers.required().resume(narrower)
-            self._compiled = _update_of(narrower)
-        before = self._compiled
+            self.compiled = _update_of(narrower)
+        before = self.compiled
         if before is not None:
             wanted = wanted.extended_by(before)
             self.compilations.warn(before, wanted)
@@ -225,7 +216,7 @@ class TrainingPrograms(abc.ABC):
         program = self.session.training
         assert program is not None
         program.kind.gradients = self._anchored() if wanted.gradients else None
-        self._compiled = wanted
+        self.compiled = wanted
         self.compilations.count += 1
         return wanted
 
@@ -234,3 +225,18 @@ def _update_of(program: ModelProgram) -> CompiledUpdate:
     step = program.step
     assert isinstance(step, CapturedStep)
     return step.update
+
+
+def explain_failure(session: IPUSession, compiled: CompiledUpdate, error: BaseException) -> None:
+    """Raise an error with a remedy in place of one of a device call, if there is a better one."""
+    if isinstance(error, Exception) and "number of pipeline stages" in str(error):
+        raise CaptureError(
+            f"The blocks of the model make a pipeline, which needs more micro-batches than the "
+            f"{compiled.micro_batches} of this update: {error} In a captured loop, accumulate "
+            "gradients over so many micro-batches before optimizer.step(), or set "
+            "IPUConfig(execution='sharded')."
+        ) from error
+    too_large = out_of_memory(error) if isinstance(error, Exception) else None
+    if too_large is not None:
+        session.release_after_failure()
+        raise too_large from error

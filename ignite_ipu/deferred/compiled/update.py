@@ -9,7 +9,7 @@ from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 import torch
 
 from ignite_ipu.deferred.compiled.splitting import WHOLE, Split
-from ignite_ipu.deferred.graph.operations import CLOCK, ModesThen, Operation, Value, keep_inputs
+from ignite_ipu.deferred.graph.operations import CLOCK, ModesThen, Operation, Value, finish_all, keep_inputs
 from ignite_ipu.deferred.graph.step_graph import MicroBatch, StepGraph
 from ignite_ipu.program.tensors.rows import join_tensors
 
@@ -108,9 +108,11 @@ class CompiledUpdate:
     ) -> None:
         """Resolve needed values from the results; `keeps` returns whether another update computes an operation, too."""
         for batch in batches:
+            if keeps is None:
+                finish_all(batch.operations)
+                continue
             for operation in batch.operations:
-                operation.finish(keeps is not None and keeps(operation))
-        beside: List[Operation] = []
+                operation.finish(keeps(operation))
         for place, number, value in needed:
             result, size = self.returned[place], value.shape.size
             if self.split.pieces == 1:
@@ -120,11 +122,18 @@ class CompiledUpdate:
             else:
                 value.take(self.split.part(outputs[result], result, size, number, len(batches)))
             if value.consumers:
-                beside += [each for each in value.readers() if not each.done]
-        if beside:
-            # They are computed on demand, and the loop may refill its memory before that.
-            keep_inputs(beside)
+                keep_beside(value)
         CLOCK.settled = CLOCK.now
+
+
+def keep_beside(value: Value) -> None:
+    """Copy the inputs of the operations that read a value and are no part of its update.
+
+    They are computed on demand, and the loop may refill its memory before that.
+    """
+    beside = [each for each in value.readers() if not each.done]
+    if beside:
+        keep_inputs(beside)
 
 
 def needed_values(batches: Sequence[MicroBatch], keeps: Optional[Callable[[Operation], bool]] = None) -> List[Needed]:

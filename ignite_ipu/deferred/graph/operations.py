@@ -263,6 +263,9 @@ NORM = CallSignature(
 """Signature of what gives the norm of an update's gradients, which comes with the update."""
 
 
+_NO_BUFFERS: Mapping[str, torch.Tensor] = {}
+
+
 class Operation:
     """One recorded call, of a captured model or of a function.
 
@@ -292,7 +295,7 @@ class Operation:
         self.results: Sequence[weakref.ref[Value]] = ()
         self.problem: Optional[str] = None
         self.done = False
-        self.before: Mapping[str, torch.Tensor] = {}
+        self.before = _NO_BUFFERS
         self._is_live: Optional[bool] = None
         self.of_weights = signature.function is not None
         for leaf in leaves:
@@ -391,7 +394,13 @@ class Operation:
         """Mark as done; `keep` the operands, for another update."""
         self.done, self._is_live = True, keep
         if not keep:
-            self.leaves, self.before = (), {}
+            self.leaves, self.before = (), _NO_BUFFERS
+
+
+def finish_all(operations: Iterable[Operation]) -> None:
+    """Mark operations as done, without their operands."""
+    for each in operations:
+        each.done, each._is_live, each.leaves, each.before = True, False, (), _NO_BUFFERS
 
 
 def _note_in(table: Dict[int, weakref.ref[Operation]], operation: Operation) -> None:

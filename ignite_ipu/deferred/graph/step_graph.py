@@ -7,9 +7,10 @@ import contextvars
 import dataclasses
 import functools
 import itertools
+import operator
 import re
 import weakref
-from typing import Any, Container, Dict, Hashable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Container, Dict, Hashable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -23,6 +24,8 @@ from ignite_ipu.program.user_code import Line
 from ignite_ipu.torch_names.tensors import version_of
 
 _BITS = 20
+_leaves_of: Callable[[Operation], Sequence[Any]] = operator.attrgetter("leaves")
+_tensor_of: Callable[[Input], torch.Tensor] = operator.attrgetter("tensor")
 # Where an argument comes from, as small as possible, since it is made for each in every step: results of operations are
 # numbers from 0, which `result_of` takes apart, inputs are numbers below 0 (`~position`), parameters their names, and
 # floats None, which are identified by their order.
@@ -125,7 +128,9 @@ class Tape:
 
     def __init__(self, losses: Sequence[Loss]) -> None:
         self.losses = losses
-        self._leaves = [(operation, operation.leaves) for loss in losses for operation in loss.operations]
+        self._leaves: List[Tuple[Operation, Sequence[Any]]] = []
+        for loss in losses:
+            self._leaves += zip(loss.operations, map(_leaves_of, loss.operations))
 
     def rewind(self) -> None:
         """Have the operations as they were before their update."""
@@ -250,7 +255,7 @@ class Chain:
                     inputs[place] = leaf
                 else:
                     numbers[place] = leaf.value
-        if len(inputs) > 1 and len(set([id(each.tensor) for each in inputs])) < len(inputs):
+        if len(inputs) > 1 and len(set(map(id, map(_tensor_of, inputs)))) < len(inputs):
             return None
         first, *others = self.models
         for each in others:

@@ -8,7 +8,6 @@ steady state.
 
 from __future__ import annotations
 
-import operator
 from typing import Any, Optional, Protocol, Sequence
 
 import torch
@@ -59,14 +58,15 @@ class Steady:
         self._books, self._edits = books, loop.edits
         self._book: GradientBook = books.gradients
         self._detector = detector = loop.session.weights.detector
+        assert detector.accesses is not None
         self._accesses, self._looks, self._edited = detector.accesses, detector.looks, detector.edits
         self._handles, self._trained = RemovableHandle.next_id, training.trained
-        self._parameters, self._moments = loop.modes.parameters, loop.modes.trained()
+        self._all_modes, self._parameters, self._moments = loop.modes, loop.modes.parameters, loop.modes.trained()
         self._modes: Optional[ModesThen] = None  # of a call whose trained parameters are known to be those
         tables = GLOBAL_PRE_HOOKS, pre_hooks_of(optimizer), post_hooks_of(optimizer), GLOBAL_POST_HOOKS
         self._has_hooks = bool(of_scripts(*tables))
-        self._lists = list(map(list_of_group, optimizer.param_groups))
-        self._sizes = list(map(len, self._lists))
+        self._groups = len(optimizer.param_groups)
+        self._lists = [(held, len(held)) for held in map(list_of_group, optimizer.param_groups)]
 
     @classmethod
     def of(cls, update: LastUpdate) -> Optional[Steady]:
@@ -90,21 +90,23 @@ class Steady:
     def holds(self) -> bool:
         """Return whether nothing has changed since that the books of the loop depend on."""
         detector, accesses, groups = self._detector, self._accesses, self._optimizer.param_groups
-        assert accesses is not None
-        return not (
-            detector.accesses is not accesses
-            or accesses.any
+        if (
+            accesses.any
+            or detector.accesses is not accesses
             or detector.looks != self._looks
             or detector.edits != self._edited
             or self._edits.announced
             or RemovableHandle.next_id != self._handles
-            or self._loop.modes.parameters is not self._parameters
+            or self._all_modes.parameters is not self._parameters
             or self._training.trained is not self._trained
             or Reducer.made
-            or len(groups) != len(self._lists)
-            or any(map(operator.is_not, map(list_of_group, groups), self._lists))
-            or list(map(len, self._lists)) != self._sizes
-        )
+            or len(groups) != self._groups
+        ):
+            return False
+        for group, (held, size) in zip(groups, self._lists):
+            if group["params"] is not held or len(held) != size:
+                return False
+        return True
 
     def clear(self, optimizer: torch.optim.Optimizer) -> bool:
         """Clear the gradients of the last update to None; returns False if it takes more."""
@@ -147,9 +149,9 @@ class Steady:
             return False
         if loop.evaluations.waiting or not loop.buffers.is_empty or USES or not self.holds():
             return False
-        losses = entry.losses
+        losses, repeated = entry.losses, training.repeated
         try:
-            if not training.run_again(losses[0]):
+            if repeated is None or not repeated.run(losses[0]):
                 return False
         except BaseException as error:
             loop.steady = None

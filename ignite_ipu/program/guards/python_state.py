@@ -36,7 +36,8 @@ from ignite_ipu.torch_names.modules import FORWARD_HOOKS, MODULES, all_named_mod
 _VALUES = (*READ, *FUNCTIONS, nn.Module)
 _GLOBAL_HOOKS = global_hooks(*FORWARD_HOOKS)
 # The attributes of a module are faster to read than the module.
-_is_training: Callable[[Dict[str, Any]], bool] = operator.itemgetter("training")
+is_training: Callable[[Dict[str, Any]], bool] = operator.itemgetter("training")
+"""Returns the mode of a module, by its attributes."""
 _MODE = "training"
 # So many of PyTorch's own modules are checked in one call for silent changes, and the next ones in the next.
 _AT_ONCE = 32
@@ -250,14 +251,14 @@ class PythonState:
                 return None
         elif not self.complete:
             return None
-        modes = list(map(_is_training, self.moded))
+        modes = list(map(is_training, self.moded))
         if modes != self._modes:
             self._modes = modes
         return self._modes, self.values()
 
     def training(self) -> List[bool]:
         """Return whether each module is in training mode that reads that, and the model; the same list for the same."""
-        modes = list(map(_is_training, self.moded))
+        modes = list(map(is_training, self.moded))
         if modes != self._modes:
             self._modes = modes
         return self._modes
