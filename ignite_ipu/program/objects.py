@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from types import FunctionType, MethodType
-from typing import Any, Callable, Dict, Hashable, NamedTuple, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Hashable, NamedTuple, Tuple
 
 import torch
 
@@ -16,10 +16,18 @@ from ignite_ipu.program.guards.names import Named
 from ignite_ipu.program.guards.values import BOOKKEEPERS, READ, Reader, Same, is_followed
 from ignite_ipu.program.tensors.trees import attributes_of
 
+_WITHOUT_TORCH = BOOKKEEPERS | {"torch"}  # whose distributions have a switch of their class for checks
+
 
 def contents(value: Any, of_tensor: Callable[[torch.Tensor], Hashable]) -> Hashable:
     """Return everything that code may read from an object, comparable; `of_tensor` gives a tensor's substitute."""
     return _Contents(of_tensor).read(value)
+
+
+def contents_of_class(kind: type) -> Hashable:
+    """Return what code may read from a class of the user's, functions aside, comparable; nothing is empty."""
+    reader = _Contents(Same)
+    return tuple([(name, reader.read(each)) for name, each in _members(kind, _WITHOUT_TORCH).items()])
 
 
 class _Read(NamedTuple):
@@ -58,7 +66,11 @@ def _attributes(value: Any) -> Dict[str, Any]:
         return {name: getattr(value, name) for name in ("__func__", "__self__")}
     if isinstance(value, partial):
         return {name: getattr(value, name) for name in ("func", "args", "keywords")}
-    bases = (value if isinstance(value, type) else type(value)).__mro__
-    members = [member for base in reversed(bases) if is_followed(base, BOOKKEEPERS) for member in vars(base).items()]
-    found = {name: member for name, member in members if isinstance(member, READ) and not name.startswith("__")}
+    found = _members(value)
     return {**found, **attributes_of(value)} if is_followed(type(value), BOOKKEEPERS) else found
+
+
+def _members(value: Any, passive: FrozenSet[str] = BOOKKEEPERS) -> Dict[str, Any]:
+    bases = (value if isinstance(value, type) else type(value)).__mro__
+    members = [member for base in reversed(bases) if is_followed(base, passive) for member in vars(base).items()]
+    return {name: member for name, member in members if isinstance(member, READ) and not name.startswith("__")}

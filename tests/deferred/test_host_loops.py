@@ -43,6 +43,44 @@ def step(model, optimizer, x, y):
 
 
 @loop
+def accumulated_losses_that_are_read_and_divided_in_place(prepare):
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    prepare(optimizer, model)
+    seen = []
+    for number, (x, y) in enumerate(BATCHES):
+        loss = F.cross_entropy(model(x), y)
+        seen.append(loss.item())
+        loss /= 2
+        loss.backward()
+        if number % 2:
+            seen.append(torch.norm(torch.stack([each.grad.norm() for each in model.parameters()])).item())
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen, *left(model)
+
+
+@loop
+def scores_that_are_read_and_written_in_place(prepare):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    prepare(optimizer, model)
+    seen = []
+    for x, y in BATCHES:
+        optimizer.zero_grad()
+        scores = model(x)
+        seen.append(scores.argmax(-1).tolist())
+        scores[torch.arange(8), y] -= 0.5
+        scores.mul_(2)
+        F.cross_entropy(scores, y).backward()
+        seen.append(model[0].weight.grad.norm().item())
+        optimizer.step()
+        with torch.no_grad():
+            seen.append(scores.add_(1).sum().item())
+    return seen, *left(model)
+
+
+@loop
 def adversarial_networks(prepare):
     generator = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6))
     critic = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 1))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import functools
 import types
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, ClassVar, List, Tuple
 
 import numpy as np
 import pytest
@@ -142,15 +143,49 @@ def test_tensors_in_namespaces_and_queues_are_inputs() -> None:
     assert model._ignite_ipu_capture.loop.compilations == 1  # type: ignore[union-attr]
 
 
-def test_tensors_deep_in_an_object_are_refused() -> None:
-    """They could not change."""
-    given = Settings()
-    given.inner["more"].append({"mask": torch.ones(2)})  # type: ignore[arg-type]
-    slots: Any = Slots()
-    slots.t = torch.ones(2)
-    for each in (given, slots):
-        with pytest.raises(CaptureError, match=r"A (Settings|Slots) holds tensors.*shape \(2,\).*Use a tuple"):
-            losses(each, lambda given, t: None, lambda given: given.t, captures=True)
+class Scales:
+    """Has a factor of its class beside a tensor."""
+
+    factor = 1.0
+
+    def __init__(self) -> None:
+        self.scale = torch.ones(2)
+
+
+@dataclasses.dataclass
+class ScalesOfFields:
+    scale: torch.Tensor = dataclasses.field(default_factory=lambda: torch.ones(2))
+    factor: ClassVar[float] = 1.0
+
+
+def deep_in_settings(settings: Any, t: float) -> None:
+    settings.array = None  # an array beside tensors is refused, as among the arguments themselves
+    settings.inner["more"][1:] = [{"mask": torch.full((2,), t)}]
+
+
+def in_slots(slots: Any, t: float) -> None:
+    slots.t = torch.full((2,), t)
+
+
+def of_a_class(scales: Any, t: float) -> None:
+    type(scales).factor = t
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "find", "programs"),
+    [
+        (Settings, deep_in_settings, lambda given: given.inner["more"][1]["mask"], 1),
+        (Slots, in_slots, lambda given: given.t, 1),
+        (Scales, of_a_class, lambda given: given.scale * given.factor, 3),
+        (ScalesOfFields, of_a_class, lambda given: given.scale * given.factor, 3),
+    ],
+)
+def test_tensors_deep_in_an_object_are_inputs(make: Any, change: Any, find: Any, programs: int) -> None:
+    """They may change without another program; what is no tensor counts, attributes of the class, too."""
+    expected, _ = losses(make(), change, find, captures=False)
+    found, model = losses(make(), change, find, captures=True)
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert model._ignite_ipu_capture.loop.compilations == programs  # type: ignore[union-attr]
 
 
 def test_an_object_changed_before_its_update_is_refused() -> None:

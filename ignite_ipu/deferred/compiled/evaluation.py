@@ -71,7 +71,7 @@ class CapturedEvaluation:
         if _draws_or_counts(model):
             return show(self.run_on_host(model, args, kwargs, current_line()))
         tensors: List[torch.Tensor] = []
-        structure = flatten((args, kwargs), tensors, given=True)
+        structure = flatten((args, kwargs), tensors)
         if not tensors:
             # It computes from weights alone, as parametrizations do, and no program runs without an input.
             self._session.weights.to_host()

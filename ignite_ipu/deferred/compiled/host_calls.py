@@ -94,6 +94,27 @@ class ForwardGuard(FunctionGuard):
             raise CaptureError(refusal_at(GRADIENT, current_line().place, NO_FUNCTION, f"{func.__name__}()"))
 
 
+class GivenArguments:
+    """The arguments of one call of a model, made of these leaves; its code may change nothing in them.
+
+    `what` names the call at the start of a message.
+    """
+
+    def __init__(self, what: str, structure: Structure, leaves: Sequence[torch.Tensor]) -> None:
+        self._what, self._structure, self._leaves = what, structure, leaves
+        try:
+            self.args, self.kwargs = unflatten(structure, leaves)
+        except CaptureError:  # by an earlier call
+            raise CaptureError(what + _CHANGES_ARGUMENT) from None
+
+    def check(self) -> None:
+        """Refuse a call that has put other values into its arguments."""
+        now: List[Any] = []
+        same = flatten((self.args, self.kwargs), now).key == self._structure.key and len(now) == len(self._leaves)
+        if not same or any(mine is not theirs for mine, theirs in zip(now, self._leaves)):
+            raise CaptureError(self._what + _CHANGES_ARGUMENT)
+
+
 class HeldBuffers:
     """A model's buffers before a call, in whose place its code may not put others, as for a cache that grows."""
 
@@ -184,7 +205,7 @@ def called_on_host(
     copies: List[torch.Tensor] = []
 
     drawn: List[bool] = []
-    given: List[Any] = []
+    given: List[GivenArguments] = []
     left_at: List[Place] = []
     left: List[Any] = []
     begun: List[LeftBehind] = []
@@ -206,16 +227,14 @@ def called_on_host(
                 # A copy of the copy, as PyTorch lets no code write into a tensor that gradients end at.
                 copies[:] = [copy.requires_grad_().clone() if needs else copy for copy, needs in pairs]
         recorder.mark([*copies, *left_there.values()])
-        try:
-            given[:] = args, kwargs = unflatten(structure, copies)
-        except CaptureError:
-            raise CaptureError(what + _CHANGES_ARGUMENT) from None
+        own = GivenArguments(what, structure, tuple(copies))
+        given[:] = [own]
         random = torch.get_rng_state()
         behind = None if named is None else LeftBehind(named, words)
         recorder.writes = WeightWriteGuard(model, buffers)
         with GradientHookGuard(), ForwardGuard(), recorder:
             # It stores there the tensor that it finds in the place of each buffer afterwards.
-            call = functools.partial(torch.func.functional_call, model, left_there, args, kwargs)
+            call = functools.partial(torch.func.functional_call, model, left_there, own.args, own.kwargs)
             with torch.set_grad_enabled(differentiated is not None):
                 output = called_beside(places or (), call)
         returned.append(objects_in(output))
@@ -242,11 +261,10 @@ def called_on_host(
             begun.append(behind)
         return output
 
-    try:
-        args, kwargs = unflatten(structure, tensors)
-    except CaptureError:  # by an earlier call
-        raise CaptureError(what + _CHANGES_ARGUMENT) from None
-    drawn_from = [value for value in (*args, *kwargs.values()) if isinstance(value, (*GENERATORS, Iterator))]
+    whole = GivenArguments(what, structure, tensors)
+    drawn_from = [
+        value for value in (*whole.args, *whole.kwargs.values()) if isinstance(value, (*GENERATORS, Iterator))
+    ]
     with EAGER, without_generation_cache(model), torch.no_grad():
         called, kept = Retrace(call_once, lambda: PythonState(model), drawn_from), ModuleAttributes(model)
         state = PythonState(model, named=named)
@@ -264,10 +282,7 @@ def called_on_host(
     first, last = returned[0], returned[-1]
     if len(returned) > 1 and any(mine is theirs for mine in first for theirs in last):
         raise CaptureError(what + _KEEPS_OBJECT)
-    now: List[Any] = []
-    same = flatten(tuple(given), now, given=True).key == structure.key and len(now) == len(copies)
-    if not same or any(mine is not theirs for mine, theirs in zip(now, copies)):
-        raise CaptureError(what + _CHANGES_ARGUMENT)
+    given[0].check()
     for copy in copies:
         if version_of(copy):
             raise CaptureError(

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.deferred.compiled.host_calls import ForwardGuard, HeldBuffers
+from ignite_ipu.deferred.compiled.host_calls import ForwardGuard, GivenArguments, HeldBuffers
 from ignite_ipu.deferred.compiled.update import CompiledUpdate
 from ignite_ipu.deferred.graph.operations import name_of
 from ignite_ipu.deferred.graph.step_graph import result_of
@@ -38,7 +38,7 @@ from ignite_ipu.program.guarded_trace import guarded
 from ignite_ipu.program.guards.python_state import named_by
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.strides import with_strides
-from ignite_ipu.program.user_code import Line
+from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.program.written_buffers import WrittenBuffers
 
 
@@ -289,13 +289,15 @@ class CalledStep(ReadyStep):
 
     def forward(self, *leaves: Any) -> Any:
         given = [leaf if shape else leaf.reshape(()) for leaf, shape in zip(leaves, self._shapes)]
-        args, kwargs = unflatten(self._structure, given)
+        what = f"The forward of {type(self.model).__name__}, called at {current_line()},"
+        own = GivenArguments(what, self._structure, given)
         with EAGER, guarded(self), ForwardGuard(), in_half(self.half_products):
             for route in self.stages:
                 route.begin()
             held, buffers = HeldBuffers(self.model), dict(self.model.named_buffers())
             with assignments_written(self.model):
-                output = self._called(functools.partial(self.model, *args, **kwargs))
+                output = self._called(functools.partial(self.model, *own.args, **own.kwargs))
+            own.check()
             held.check(buffers, dict(self.model.named_buffers()))
             tensors: List[Any] = []
             self._output[:] = [flatten(output, tensors)]

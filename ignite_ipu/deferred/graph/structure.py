@@ -13,7 +13,7 @@ from torch import nn
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.guards.values import Same
-from ignite_ipu.program.objects import contents
+from ignite_ipu.program.objects import contents, contents_of_class
 from ignite_ipu.program.tensors.trees import PLAIN, Container, attributes_of, opened, opened_object
 
 _MOST = 4096
@@ -45,14 +45,11 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def flatten(
-    value: Any, leaves: List[Any], is_leaf: Callable[[Any], bool] = is_tensor, given: bool = False
-) -> Structure:
+def flatten(value: Any, leaves: List[Any], is_leaf: Callable[[Any], bool] = is_tensor) -> Structure:
     """Append the leaves of `value` to `leaves` and return the structure around them.
 
     Tuples (named ones too), lists, deques, slices, mappings, namespaces and dataclasses are looked into, and so are
-    other objects with tensors unless they are `given` to a call, which may write into them. Anything else that is no
-    leaf becomes part of the structure, with its contents.
+    other objects with tensors. Anything else that is no leaf becomes part of the structure, with its contents.
 
     Raises:
         CaptureError: An object of another kind holds tensors, or the value is a numpy array or a cache of generation.
@@ -63,24 +60,33 @@ def flatten(
     kind: Any = type(value)
     if kind in PLAIN:
         return Structure((kind, value), lambda remaining: value)
-    container = opened(value) or opened_object(value) or (None if given else _opened_result(value))
+    container = opened(value)
+    of_class: Hashable = ()
     if container is None:
-        return _opaque(value)
-    parts = [flatten(part, leaves, is_leaf, given) for part in container.parts]
+        container = opened_object(value) or _opened_record(value)
+        if container is None:
+            return _opaque(value)
+        of_class = contents_of_class(kind)
+    parts = [flatten(part, leaves, is_leaf) for part in container.parts]
     make = container.maker()
-    key = (kind, container.keys, *[part.key for part in parts])
-    return Structure(key, lambda remaining: make([part.build(remaining) for part in parts]))
+
+    def build(remaining: Iterator[Any]) -> Any:
+        if of_class and contents_of_class(kind) != of_class:
+            raise _changed(kind)
+        return make([part.build(remaining) for part in parts])
+
+    return Structure((kind, of_class, container.keys, *[part.key for part in parts]), build)
 
 
-def _opened_result(value: Any) -> Optional[Container]:
-    """Return the attributes of an object that holds computed tensors, such as a distribution, None for others.
+def _opened_record(value: Any) -> Optional[Container]:
+    """Return the attributes of an object that holds tensors, such as a distribution, None for others.
 
     They make an equal object again if its class is written in Python and it does not hold itself.
     """
     if isinstance(value, (nn.Module, type, np.ndarray)):
         return None
     try:
-        if not _holds_computed(value, ()):
+        if not _holds_tensors(value, (), {}):
             return None
         object.__new__(type(value))
     except (_HoldsItselfError, TypeError):  # the latter of a class of C code
@@ -93,23 +99,25 @@ class _HoldsItselfError(Exception):
     """An object is a part of itself."""
 
 
-def _holds_computed(value: Any, within: Tuple[Any, ...]) -> bool:
-    """Return whether there are tensors in a value that are no weights."""
+def _holds_tensors(value: Any, within: Tuple[Any, ...], known: Dict[int, Tuple[Any, bool]]) -> bool:
+    """Return whether there are tensors in a value that are no weights; `known` has the answers for objects in it."""
     if isinstance(value, torch.Tensor):
         return parameter_of(value) is None
     if type(value) in PLAIN or isinstance(value, (nn.Module, type)):
         return False
     if any(value is each for each in within):
         raise _HoldsItselfError
-    container = opened(value) or opened_object(value)
-    parts = attributes_of(value).values() if container is None else container.parts
-    return any([_holds_computed(part, (*within, value)) for part in parts])
+    if id(value) not in known:
+        container = opened(value) or opened_object(value)
+        parts = attributes_of(value).values() if container is None else container.parts
+        known[id(value)] = value, any([_holds_tensors(part, (*within, value), known) for part in parts])
+    return known[id(value)][1]
 
 
 def objects_in(value: Any) -> List[Any]:
     """Return the objects in a result whose attributes `flatten` finds tensors in."""
     container = None if type(value) in PLAIN or is_tensor(value) else opened(value) or opened_object(value)
-    record = _opened_result(value) if container is None and not is_tensor(value) else None
+    record = _opened_record(value) if container is None and not is_tensor(value) else None
     found = container or record
     within = [each for part in ([] if found is None else found.parts) for each in objects_in(part)]
     return within if record is None else [value, *within]
@@ -169,14 +177,17 @@ def _opaque(value: Any) -> Structure:
 
     def build(remaining: Iterator[Any]) -> Any:
         if contents(value, of_tensor) != found:
-            raise CaptureError(
-                f"A {type(value).__qualname__} that takes part in the step was changed between the call that it was "
-                "given to and the update of that call. The update has yet to be compiled. Change it after "
-                "optimizer.step(), or before the call."
-            )
+            raise _changed(type(value))
         return value
 
     return Structure((_identity(value), found), build)
+
+
+def _changed(kind: type) -> CaptureError:
+    return CaptureError(
+        f"A {kind.__qualname__} that takes part in the step was changed between the call that it was given to and the "
+        "update of that call. The update has yet to be compiled. Change it after optimizer.step(), or before the call."
+    )
 
 
 def _identity(value: Any) -> Hashable:

@@ -101,7 +101,7 @@ class RecordedCalls:
     ) -> Tuple[CallSignature, List[Any]]:
         """Return the signature of a call that takes more than a look at its arguments, and their leaves."""
         found: List[Any] = []
-        structure = flatten((args, kwargs), found, given=True)
+        structure = flatten((args, kwargs), found)
         with DisableTorchFunctionSubclass():
             leaves = [as_leaf(leaf, line) for leaf in found]
             key = (structure.key, tuple([leaf.shape.key for leaf in leaves]))

@@ -12,7 +12,7 @@ from ignite_ipu.deferred.graph.operations import Operation, Value, name_of
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures, changing_numbers, inferred_signature
 from ignite_ipu.deferred.graph.structure import flatten, leaves_in
-from ignite_ipu.deferred.tensor.deferred_values import Deferred, all_values, as_leaf, deferred_values, resolved
+from ignite_ipu.deferred.tensor.deferred_values import Deferred, all_values, as_leaf, awaited_values, resolved
 from ignite_ipu.deferred.tensor.functions import OPERATORS, written
 from ignite_ipu.deferred.tensor.in_place import diagonal_masked, recorded_as
 from ignite_ipu.deferred.tensor.indices import ARRAYS, INDEXED, with_known_indices
@@ -95,10 +95,10 @@ class Recorder:
         def is_leaf(value: Any) -> bool:
             return isinstance(value, torch.Tensor) or type(value) in others
 
-        structure = flatten((args, kwargs), leaves, is_leaf, given=True)
+        structure = flatten((args, kwargs), leaves, is_leaf)
         if others is ARRAYS and len(leaves) > 1:
             args, leaves = with_known_indices(name, args, _on_host), []
-            structure = flatten((args, kwargs), leaves, is_leaf, given=True)
+            structure = flatten((args, kwargs), leaves, is_leaf)
         line = current_line()
         values = [leaf.value for leaf in leaves if isinstance(leaf, Deferred)]
         if all(value.available for value in values):
@@ -126,14 +126,15 @@ class Recorder:
     ) -> Any:
         """Record `x += y` as `x = x + y`, which is the same as long as nothing else shares the memory of x."""
         value = target.value if isinstance(target, Deferred) else None
-        late = deferred_values((args, kwargs))
+        late = awaited_values((args, kwargs))
         if all(each.available for each in late) and not needs_gradients(late):
             if value is not None and not value.known:
                 value.take(read(value, name_of(func)))
             if not _is_awaited(target):
                 if value is not None:
                     value.keep_for_readers()
-                return func(*resolved(args), **resolved(kwargs))
+                result = func(*resolved(args), **resolved(kwargs))
+                return result if value is None or result is not value.tensor else target
         if name == "requires_grad_" and value is not None and value.shape.requires_grad:
             return target
         plain, line, ordinary = recorded_as(name, target, value), current_line(), value is None
