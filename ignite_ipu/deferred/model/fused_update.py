@@ -315,13 +315,13 @@ class FusedUpdate:
             buffers.before_update(chosen, loop, waits=not self.makes_all)
         if USES:
             keep_weights([loop])
-        may_leave, done = loop.now.updates.may_leave, [each.done for each in operations]
+        done = [each.done for each in operations]
         try:
             if in_update is None:
-                made = self._run(losses, chosen, may_leave)
+                made = self._run(losses, chosen)
             else:
                 with in_update:
-                    made = self._run(losses, chosen, may_leave)
+                    made = self._run(losses, chosen)
         except BaseException as error:
             self.fail(losses, error, done, operations, restore)
             raise
@@ -346,14 +346,12 @@ class FusedUpdate:
         for loss in losses:
             loss.discard(f"the step failed: {type(error).__name__}: {error}")
 
-    def _run(self, losses: Sequence[Loss], chosen: Sequence[Loss], may_leave: bool) -> Mapping[Loss, Made]:
-        history, alone = self.books.history, self.training.own is None
-        number = 0 if alone else self.books.updates.index(self)
-        made: Mapping[Loss, Made] = {}
-        if may_leave and history.watches(number) and all(other.early is None for other in self._others):
-            history.keep(self.loop.session, number)
+    def _run(self, losses: Sequence[Loss], chosen: Sequence[Loss]) -> Mapping[Loss, Made]:
+        history, made = self.books.history, {}
+        if self.keeps_before:
+            history.keep(self.loop.session, self.books.updates.index(self))
             made = history.made(losses, [other.turn.stepped for other in self._others])
-        if alone:
+        if self.makes_all:
             self.training.run(losses)
         else:
             operations = [operation for loss in chosen for operation in loss.operations]
