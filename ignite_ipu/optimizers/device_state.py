@@ -8,7 +8,7 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Seq
 
 import torch
 
-from ignite_ipu.optimizers.changes import Settings
+from ignite_ipu.optimizers.changes import HyperParameters, Settings
 from ignite_ipu.optimizers.conversion import Conversion
 from ignite_ipu.optimizers.state import state_from_torch, state_to_torch
 
@@ -97,6 +97,14 @@ class DeviceState:
         """
         names, types, kind = self.names, self._types, self._kind
         return state_to_torch(state, names, types, groups, kind, steps=steps, loss_scaling=scaling, shares=shares)
+
+    def newest(self, numbers: HyperParameters, steps: int) -> Optional[Dict[int, Dict[str, Any]]]:
+        """Return the device's state as torch's by parameter number, whose tensors may share memory with PopTorch's.
+
+        None before the first use, and of PopTorch's own optimizers, which show their state themselves.
+        """
+        state = None if self._is_the_users else self.parts()["ipu_state"]
+        return None if state is None else self.in_torch(state, numbers.groups(told=True), steps, self.scaling, True)
 
     def send(
         self,

@@ -146,18 +146,21 @@ class OptimizerLink:
 
     def refresh_state(self) -> None:
         """Bring the state that the user's optimizer shows up to date with the device's."""
-        if not self._shown.is_old or self.conversion.passed_through:
-            return
-        state, device = self._device.parts()["ipu_state"], self._device
-        if state is not None:
-            groups = self._numbers.groups(told=True)
-            self._shown.put(device.in_torch(state, groups, self.steps, device.scaling, shares=True))
+        newer = self._device.newest(self._numbers, self.steps) if self._shown.is_old else None
+        if newer is not None:
+            self._shown.put(newer)
 
-    def show_state(self) -> Any:
-        """Return the state, as new as the device's; values written into it reach the device with the next update."""
+    def show_state(self, hands_out: bool = True) -> Any:
+        """Return the state, as new as the device's; values written into it reach the device with the next update.
+
+        If it is not handed out to code, it is to be read at once: its tensors may share memory with the device's.
+        """
         self._check_shown()
-        self.refresh_state()
-        return self._shown.show()
+        if hands_out:
+            self.refresh_state()
+            return self._shown.show()
+        newer = self._device.newest(self._numbers, self.steps) if self._shown.is_old else None
+        return self._shown.state if newer is None else self._shown.followed_by(newer)
 
     def replace_state(self, state: Any) -> None:
         self._check_shown()

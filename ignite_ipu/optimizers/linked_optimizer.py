@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Callable, Dict, Protocol
+from typing import Any, Callable, Dict, Mapping, Protocol
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -18,8 +18,8 @@ _LINK = "_ignite_ipu_link"
 class ShowsState(Protocol):
     """A link to the optimizer on the device, whose state it shows."""
 
-    def show_state(self) -> Any:
-        """Return the state, as new as the device's."""
+    def show_state(self, hands_out: bool = True) -> Any:
+        """Return the state, as new as the device's, handed out to code or to be read at once."""
 
     def replace_state(self, state: Any) -> None:
         """Take over a state in place of the device's."""
@@ -52,6 +52,16 @@ def link_optimizer(
     unlink = weakref.finalize(link, _unlink, weakref.ref(optimizer), refusal)
     unlink.atexit = False
     return unlink
+
+
+def newest_state(optimizer: torch.optim.Optimizer) -> Mapping[Any, Mapping[str, Any]]:
+    """Return an optimizer's newest state by parameter, to be read at once: it may share memory with the device's.
+
+    The optimizer goes on as if nobody had looked at it.
+    """
+    link = vars(optimizer).get(_LINK)
+    found: Mapping[Any, Mapping[str, Any]] = optimizer.state if link is None else link().show_state(hands_out=False)
+    return found
 
 
 def _unlink(reference: weakref.ref[torch.optim.Optimizer], refusal: RemovableHandle) -> None:

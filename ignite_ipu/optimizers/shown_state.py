@@ -79,6 +79,12 @@ class ShownState:
             put_entries(shown.setdefault(self.parameters[number], {}), entries)
         self.is_old = False
 
+    def followed_by(self, state: Mapping[int, Mapping[str, Any]]) -> Dict[torch.Tensor, Mapping[str, Any]]:
+        """Return the state with newer values in it, which `put` would show."""
+        shown = self.state
+        pairs = [(self.parameters[number], entries) for number, entries in state.items()]
+        return {**shown, **{parameter: {**shown.get(parameter, {}), **entries} for parameter, entries in pairs}}
+
     def by_number(self, every: bool) -> Dict[int, Mapping[str, Any]]:
         """Return the state by the numbers of the parameters: `every` entry, or those that the device reads."""
         numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}

@@ -10,7 +10,10 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 import torch
 
 from ignite_ipu.parity.differences import Distance
+from ignite_ipu.program.tensors.raw import dtype_of, is_on_cpu, layout_of, shape_of, size_of
 from ignite_ipu.program.tensors.trees import opened
+from ignite_ipu.torch_names.lists import flatten_tensors
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 WHOLE = 4096
 """Most elements of a tensor that is kept whole."""
@@ -74,24 +77,33 @@ Fingerprints = Dict[str, Any]
 
 
 def fingerprints(values: Sequence[Any], everything: bool = False) -> Fingerprints:
-    """Return the fingerprints of many values, such as all parameters of a model, with one copy of small tensors."""
+    """Return the fingerprints of many values, such as all parameters of a model, with one copy of small tensors.
+
+    Weights are read as they are on the host, without asking a device for newer ones.
+    """
+    largest = math.inf if everything else WHOLE
     shapes: List[Optional[List[int]]] = []
-    small: List[torch.Tensor] = []
-    others: Dict[int, Fingerprint] = {}
-    for number, value in enumerate(values):
-        if _is_plain(value) and (everything or value.numel() <= WHOLE):
-            shapes.append(list(value.shape))
-            small.append(value.reshape(-1))
-        else:
-            shapes.append(None)
-            others[number] = fingerprint(value, everything)
-    return {"shapes": shapes, "values": torch.cat(small) if small else torch.empty(0), "others": others}
+    small: List[torch.Tensor] = [torch.empty(0)]  # so that a single tensor is copied, too
+    others: Dict[int, Any] = {}
+    with torch.no_grad(), DisableTorchFunctionSubclass():
+        classes = {type(value): _is_ordinary(value) for value in {type(value): value for value in values}.values()}
+        for number, value in enumerate(values):
+            ordinary = classes[type(value)] and dtype_of(value) is torch.float32 and layout_of(value) is torch.strided
+            if ordinary and is_on_cpu(value) and size_of(value) <= largest:
+                shapes.append([*shape_of(value)])
+                small.append(value)
+            else:
+                shapes.append(None)
+                others[number] = torch.Tensor.detach(value) if isinstance(value, torch.Tensor) else value
+        whole = flatten_tensors(small)
+    # One text may stand for many values, such as the gradients that exist.
+    known = {key: fingerprint(value, everything) for key, value in {id(each): each for each in others.values()}.items()}
+    return {"shapes": shapes, "values": whole, "others": {number: known[id(each)] for number, each in others.items()}}
 
 
-def _is_plain(value: Any) -> bool:
-    if type(value) is not torch.Tensor or value.dtype != torch.float32:
-        return False
-    return value.layout == torch.strided and value.device.type == "cpu"
+def _is_ordinary(value: Any) -> bool:
+    """Return whether a tensor, and others of its class, have memory as PyTorch's own have."""
+    return isinstance(value, torch.Tensor) and type(torch.Tensor.detach(value)) is torch.Tensor
 
 
 def each_fingerprint(found: Fingerprints) -> Iterator[Fingerprint]:
@@ -139,7 +151,10 @@ def leaves(value: Any, place: str = "", depth: int = 0) -> Iterator[Tuple[str, A
         return
     keys = container.keys or range(len(container.parts))
     for key, part in zip(keys, container.parts):
-        yield from leaves(part, f"{place}[{key!r}]", depth + 1)
+        if isinstance(part, _LEAVES):
+            yield f"{place}[{key!r}]", part
+        else:
+            yield from leaves(part, f"{place}[{key!r}]", depth + 1)
 
 
 def distance(native: Fingerprint, device: Fingerprint, tolerance: float, floor: float) -> Distance:

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import threading
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, TextIO, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, TextIO, Tuple
 
 import torch
 import torch.optim.swa_utils
@@ -22,6 +22,7 @@ from ignite_ipu.deferred.events import LoopObserver, has_gradient, observe
 from ignite_ipu.deferred.tensor.deferred_values import resolved
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor
 from ignite_ipu.errors import CaptureError, ParityError
+from ignite_ipu.optimizers.linked_optimizer import newest_state
 from ignite_ipu.optimizers.step_hooks import CallHook
 from ignite_ipu.parity.engine_values import EngineValues
 from ignite_ipu.parity.fingerprints import fingerprint, fingerprints, leaves
@@ -31,8 +32,9 @@ from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.tensors.raw import gradient_of
 from ignite_ipu.program.user_code import OURS, Owner, is_users_file, owner_of
 from ignite_ipu.running.patches import Patches
+from ignite_ipu.session.weights.access import bring_newest
 from ignite_ipu.torch_names.optimizers import pre_hooks_of
-from ignite_ipu.torch_names.tensors import DisableTorchFunction, DisableTorchFunctionSubclass
+from ignite_ipu.torch_names.tensors import DisableTorchFunction
 
 # Names that Python's `tempfile` draws.
 _TEMPORARY = re.compile(r"^tmp[a-z0-9_]{8}(?=$|\.)")
@@ -129,17 +131,11 @@ class Recorder:
         self._pending.append((entry, tensor, summed))
 
     def _record_all(self, kind: str, names: Sequence[str], values: Sequence[Any], line: Optional[str]) -> None:
-        """Record many values; of tensors that a device has, all are brought to the host by the first of their class."""
-        looked_at: Set[type] = {torch.Tensor, nn.Parameter}
-        with torch.no_grad():
-            for value in values:
-                if type(value) not in looked_at:
-                    looked_at.add(type(value))
-                    if isinstance(value, torch.Tensor):
-                        value.sum()  # which hands out no memory, through which the script could write later
-        with DisableTorchFunctionSubclass():
-            known = [torch.Tensor.detach(each) if isinstance(each, torch.Tensor) else each for each in values]
-        many = fingerprints(known, self._everything)
+        """Record many values; of tensors that a device has, all are brought to the host by one of their class."""
+        for value in {type(value): value for value in values}.values():
+            if isinstance(value, torch.Tensor):
+                bring_newest(value)
+        many = fingerprints(values, self._everything)
         self.entries.append({"kind": kind, "names": names, "update": self._made, "line": line, "many": many})
 
     def loss(self, tensor: torch.Tensor, deferred: bool) -> None:
@@ -241,8 +237,9 @@ class Recorder:
         counted = not isinstance(optimizer, torch.optim.RMSprop)
         called: List[str] = []
         states: List[Any] = []
-        for number, state in optimizer.state_dict()["state"].items():
-            name = names.parameters[number] if isinstance(number, int) and number < len(order) else str(number)
+        called_by = dict(zip(map(id, order), names.parameters))
+        for key, state in newest_state(optimizer).items():
+            name = called_by.get(id(key), "a parameter of no group") if isinstance(key, torch.Tensor) else str(key)
             for place, part in leaves(state):
                 # RMSprop computes nothing from its count of steps, and a device counts for all parameters together.
                 if isinstance(part, (int, float, torch.Tensor)) and (counted or place != "['step']"):

@@ -9,6 +9,7 @@ from ignite.engine import Engine
 from torch import nn
 
 from ignite_ipu import ipu_prepare
+from ignite_ipu.parity.comparison import single_entries
 from ignite_ipu.parity.recorder import Recorder
 
 
@@ -69,3 +70,44 @@ def test_a_loss_is_recorded_as_it_is_before_it_is_scaled():
         recorder.stop()
     assert [entry["value"]["value"] for entry in recorder.entries] == [3.0]
     assert weight.grad.tolist() == [8.0] * 3
+
+
+def test_a_recorded_weight_of_one_tensor_stays_as_it_was():
+    """A single tensor is copied as several are."""
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    recorder = Recorder(2)
+    recorder.start()
+    try:
+        for _ in range(2):
+            optimizer.zero_grad()
+            weight.sum().backward()
+            optimizer.step()
+    finally:
+        recorder.stop()
+    recorded = [entry["many"]["values"].tolist() for entry in recorder.entries if entry["kind"] == "parameter"]
+    assert recorded == [[0.5] * 3, [0.0] * 3]
+
+
+def test_a_record_of_an_optimizers_state_changes_nothing_that_the_script_has(caplog):
+    """The state that a script kept follows the device's only where the script asks for it, as without a recorder."""
+    torch.manual_seed(0)
+    model = nn.Linear(2, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    ipu_prepare(optimizer, model)
+    recorder = Recorder(3)
+    recorder.start()
+    try:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(4, 2)).pow(2).mean().backward()
+            optimizer.step()
+    finally:
+        recorder.stop()
+    *_, last = [entry for entry in recorder.entries if entry["kind"] == "optimizer state"]
+    expected = [part for state in optimizer.state_dict()["state"].values() for part in state.values()]
+    recorded = [each["value"] for each in single_entries([last])]
+    assert len(recorded) == len(expected) == 6
+    for found, part in zip(recorded, expected):
+        torch.testing.assert_close(torch.as_tensor(found.get("values", found.get("value"))), part)
+    assert "keeps a state_dict()" not in caplog.text

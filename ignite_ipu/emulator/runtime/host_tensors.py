@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Set, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Set, Tuple
 
 import torch
 from torch import nn
 
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.values.wrapping import plain, storage
+from ignite_ipu.emulator.values.wrapping import plain, storages
+from ignite_ipu.torch_names import lists
 from ignite_ipu.torch_names.modules import BUFFERS, MODULES, PARAMETERS, all_modules
 
 
@@ -67,18 +68,23 @@ def _places(model: nn.Module) -> List[Tuple[Dict[str, Any], str, Any]]:
     return [(table, name, held) for table in tables for name, held in table.items()]
 
 
-def receive(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Write a value of the device into a parameter or buffer of the model.
+def receive(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Write values of the device into parameters and buffers of the model.
 
     The device stores every element separately. A host tensor that does not, such as an expanded one, gets memory of its
     own when an element has changed. So does one of another shape (`VariableRetrievalMode.AllReplicas`: the host
     receives more slices than it uploaded).
     """
-    host = storage(tensor)
-    if host.shape == value.shape and not shares_memory(host):
-        host.copy_(value)
-    elif host.shape != value.shape or not torch.equal(host, value.to(host.dtype)):
-        tensor.data = value.to(host.dtype, copy=True)
+    to: List[torch.Tensor] = []
+    copied: List[torch.Tensor] = []
+    for tensor, host, value in zip(tensors, storages(tensors), values):
+        if host.shape == value.shape and (host.is_contiguous() or not shares_memory(host)):
+            to.append(host)
+            copied.append(value)
+        elif host.shape != value.shape or not torch.equal(host, value.to(host.dtype)):
+            tensor.data = value.to(host.dtype, copy=True)
+    if to:  # PyTorch takes no empty lists
+        lists.copy_(to, copied)
 
 
 def shares_memory(tensor: torch.Tensor) -> bool:

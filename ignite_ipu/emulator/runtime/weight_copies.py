@@ -72,8 +72,7 @@ class WeightCopies:
         moved.update(executable.buffers[0])
         host = self._host.tensors()
         with torch.no_grad():
-            for name, value in moved.items():
-                receive(host[name], value)
+            receive([host[name] for name in moved], list(moved.values()))
         self._note_crossing()
         self._meter.add(weight_downloads=1, weight_download_bytes=size_of(moved.values()))
 

@@ -180,10 +180,11 @@ def versions(tensors: Sequence[torch.Tensor]) -> List[int]:
             return [0 if torch.Tensor.is_inference(each) else version_of(each) for each in tensors]
 
 
-def storage(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same memory as a tensor through which writing does not count as an edit of the original."""
+def storages(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+    """Return the same memory as each tensor has, through which writing does not count as an edit of the original."""
+    data = torch.Tensor.data.__get__  # type: ignore[attr-defined]
     with DisableTorchFunctionSubclass():
-        return torch.Tensor.data.__get__(tensor).as_subclass(torch.Tensor)  # type: ignore[attr-defined, no-any-return]
+        return [data(tensor).as_subclass(torch.Tensor) for tensor in tensors]
 
 
 def unpickled_buffer(tensor: torch.Tensor) -> torch.Tensor:

@@ -296,7 +296,6 @@ class _GuardedTraining:
 
         Before that `repair` is called; a fault in it is one more fault.
         """
-        poptorch = backend.poptorch()
         attempt = 0
         while True:
             try:
@@ -304,7 +303,7 @@ class _GuardedTraining:
                     repair()
                 result = action()
                 break
-            except (poptorch.RecoverableError, poptorch.UnrecoverableError) as error:
+            except (backend.poptorch().RecoverableError, backend.poptorch().UnrecoverableError) as error:
                 attempt += 1
                 decided(self._decide(error, attempt))
         if attempt:

@@ -26,6 +26,9 @@ set_gradient: Callable[[torch.Tensor, Optional[torch.Tensor]], None] = GRADIENT.
 requires_grad: Callable[[torch.Tensor], bool] = _OF_TENSORS.requires_grad.__get__
 set_requires_grad: Callable[[torch.Tensor, bool], None] = _OF_TENSORS.requires_grad.__set__
 shape_of: Callable[[torch.Tensor], torch.Size] = _OF_TENSORS.shape.__get__
+layout_of: Callable[[torch.Tensor], torch.layout] = _OF_TENSORS.layout.__get__
+is_on_cpu: Callable[[torch.Tensor], bool] = _OF_TENSORS.is_cpu.__get__
+size_of: Callable[[torch.Tensor], int] = _OF_TENSORS.numel
 dtype_of: Callable[[torch.Tensor], torch.dtype] = _OF_TENSORS.dtype.__get__
 
 

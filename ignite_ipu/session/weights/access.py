@@ -163,9 +163,12 @@ class AccessTracker:
         It is one of `buffers`, which calls may have yet to write, or of parameters.
         """
         self.any = True
-        if not reads:
-            return
-        self.aliases.handed_out = True
+        if reads:
+            self.aliases.handed_out = True
+            self.bring(brings, buffers)
+
+    def bring(self, brings: bool = True, buffers: bool = False) -> None:
+        """Take notice of a read alone, by which code gets no memory and writes nothing."""
         hooks = self._hooks()
         if hooks is not None:
             hooks.check_shown()
@@ -196,6 +199,19 @@ class AccessTracker:
         for tensor, alias in self.aliases.among(self._tensors):
             self._handed_out[id(tensor)] = [weakref.ref(alias)]
             self._before[id(tensor)] = (tensor, plain(tensor).clone())
+
+
+def bring_newest(tensor: torch.Tensor) -> None:
+    """Bring the newest values of a tensor to the host, and those of all tensors of its class.
+
+    For reads through which code gets no memory of them: those under `DisableTorchFunctionSubclass()` that follow.
+    """
+    access = getattr(type(tensor), _ACCESS, None)
+    if access is not None:
+        access(True, hands_out=False)
+    elif type(tensor) not in _ORDINARY:
+        with torch.no_grad():
+            tensor.sum()  # PopTorch downloads at any access
 
 
 def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
@@ -230,9 +246,12 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
                 accesses.note_exposed(self, found)
         return found
 
-    def access(reads: bool) -> None:
+    def access(reads: bool, hands_out: bool = True) -> None:
         for accesses in holder:
-            accesses.note(reads, buffers=are_buffers)
+            if hands_out:
+                accesses.note(reads, buffers=are_buffers)
+            else:
+                accesses.bring(buffers=are_buffers)
         if reads:
             download(any_of_them, "__class__")
 

@@ -139,15 +139,20 @@ class Weights:
                 if each.detector.accesses is not None:
                     each.detector.accesses.forget()
 
-    def to_host(self) -> bool:
-        """Make the host's copy the newest; returns whether that took a copy."""
+    def to_host(self, hands_out: bool = True) -> bool:
+        """Make the host's copy the newest; returns whether that took a copy.
+
+        If the caller `hands_out` no memory of it, no tensors are looked for that share it.
+        """
         host, accesses = self.host, self.detector.accesses
         if not host.is_stale or self.programs.training is None:
             return False
         self._hooks.check_shown()
         if accesses is not None:
             # From now on, who has a tensor with the memory of a weight may write into the newest values.
-            accesses.note(reads=True, brings=False)
+            accesses.any = True
+            accesses.aliases.handed_out |= hands_out
+            accesses.bring(brings=False)
         copied = host.download()
         host.is_stale = False
         if copied:
@@ -164,7 +169,7 @@ class Weights:
 
     def read(self) -> List[torch.Tensor]:
         """Return copies of the newest weights and buffers, parameters first, for `put_back`."""
-        self.to_host()
+        self.to_host(hands_out=False)
         return [plain(tensor).clone() for tensor in self.held.tensors]
 
     def put_back(self, copies: Sequence[torch.Tensor]) -> None:
