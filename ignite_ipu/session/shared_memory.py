@@ -24,7 +24,7 @@ from ignite_ipu.torch_names.dispatch import DispatchMode, tree_flatten
 from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, all_named_modules
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
-_COLLECTIONS = frozenset((dict, OrderedDict, list, tuple, set))
+_COLLECTIONS = frozenset((dict, OrderedDict, list, tuple, set, frozenset))
 
 
 def refuse_shared_writes(step: BatchStep, leaves: Sequence[Any], micro_batches: int, trains: bool) -> None:
@@ -67,6 +67,8 @@ def _attributes(step: nn.Module, registered: Collection[int]) -> Dict[str, torch
         for name, value in plain_attributes(module.__dict__).items():
             kind = type(value)
             if kind in PLAIN or (kind in _COLLECTIONS and not value):
+                continue
+            if kind is tuple and PLAIN.issuperset(map(type, value)):
                 continue
             for number, tensor in enumerate(tensors_in(value)):
                 if id(tensor) not in registered:

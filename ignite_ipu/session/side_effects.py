@@ -63,13 +63,16 @@ class SideEffects:
         state = host_random_state()
         keeps: List[bool] = []
 
+        depends = DeviceDrawsUndone(tensors_in(inputs))
+
         def call() -> Any:
-            result = step.forward(*map_tensors(inputs, torch.Tensor.clone))
+            with depends:
+                result = step.forward(*map_tensors(inputs, torch.Tensor.clone))
             keeps.append(assignments.are_possible)
             return result
 
         try:
-            with step.host_weights.put_into(step), DeviceDrawsUndone(tensors_in(inputs)) as depends:
+            with step.host_weights.put_into(step):
                 known, assignments = named_tensors(step.model).keys(), Assignments(step.model)
                 found = set_once(step.model, call)
                 made = [

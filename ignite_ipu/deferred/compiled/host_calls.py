@@ -233,8 +233,10 @@ def called_on_host(
         behind = None if named is None else LeftBehind(named, words)
         recorder.writes = WeightWriteGuard(model, buffers)
         with GradientHookGuard(), ForwardGuard(), recorder:
-            # It stores there the tensor that it finds in the place of each buffer afterwards.
-            call = functools.partial(torch.func.functional_call, model, left_there, own.args, own.kwargs)
+            call = functools.partial(model, *own.args, **own.kwargs)
+            if left_there:
+                # It stores there the tensor that it finds in the place of each buffer afterwards.
+                call = functools.partial(torch.func.functional_call, model, left_there, own.args, own.kwargs)
             with torch.set_grad_enabled(differentiated is not None):
                 output = called_beside(places or (), call)
         returned.append(objects_in(output))
@@ -365,31 +367,34 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
     assignments = Assignments(model)
     registered: List[torch.Tensor] = []
 
+    given = DeviceDrawsUndone(leaves_in((args, kwargs)))
+
     def call_again() -> Sequence[torch.Tensor]:
         recorder = OperatorRecorder()
-        with recorder:
+        with given, recorder:
             model(*args, **kwargs)
         return recorder.constants
 
     def call_once() -> Any:
-        given_now, named_now = mapped((args, kwargs), torch.Tensor.clone)
-        return model(*given_now, **named_now)
+        with given:
+            given_now, named_now = mapped((args, kwargs), torch.Tensor.clone)
+            return model(*given_now, **named_now)
 
     with session.weights.put_back_unnoticed():
         try:
-            given = DeviceDrawsUndone(leaves_in((args, kwargs)))
-            with EAGER, without_generation_cache(model), DisableTorchFunctionSubclass(), given, made_buffers:
+            with EAGER, without_generation_cache(model), DisableTorchFunctionSubclass(), made_buffers:
                 # So a value that it keeps for later calls is distinguished from a constant.
                 with torch.set_grad_enabled(model.training and torch.is_grad_enabled()):
                     if session.training is None:
                         found = set_once(model, call_once)
                     else:
-                        with WeightWriteGuard(model):
+                        with given, WeightWriteGuard(model):
                             model(*args, **kwargs)
                     registered = assignments.find(call_again, session.training is None)
                     if behind.may_grow:
                         again = LeftBehind(named, ())
-                        model(*args, **kwargs)
+                        with given:
+                            model(*args, **kwargs)
                         grows = again.grows
         except SessionError:  # an IPUError may be a RuntimeError
             raise

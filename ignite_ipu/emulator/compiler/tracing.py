@@ -232,7 +232,10 @@ def _check_on_host(name: str, tensor: torch.Tensor) -> None:
             f"{name} is uninitialized: a lazy module takes its shape from the first batch, and shapes are compiled in. "
             "Call the model once on the host before you wrap it."
         )
-    if not tensor.is_cpu:
+    # Asked in the ordinary way, a tensor of another program would be downloaded.
+    with DisableTorchFunctionSubclass():
+        is_on_host = torch.Tensor.is_cpu.__get__(tensor)  # type: ignore[attr-defined]
+    if not is_on_host:
         raise python_error(
             f"{name} is on the device {str(tensor.device)!r}: the executor moves the model from the CPU to the IPU "
             "itself. Leave the model on the CPU, or call .cpu() on it."

@@ -9,6 +9,8 @@ from typing import Any, Dict, Optional, Type, TypeVar
 _Self = TypeVar("_Self", bound="Freezable")
 _Options = TypeVar("_Options", bound="OptionsDict")
 _Value = TypeVar("_Value")
+# Values that have no parts to copy.
+_PLAIN = (bool, int, float, str, type(None), enum.Enum)
 
 
 def checked(setter: str, value: Any, kind: Type[_Value]) -> _Value:
@@ -38,9 +40,20 @@ class Freezable:
 
     def __deepcopy__(self: _Self, memory: Dict[int, Any]) -> _Self:
         duplicate = memory[id(self)] = type(self).__new__(type(self))
-        duplicate.__dict__.update({name: copy.deepcopy(value, memory) for name, value in self.__dict__.items()})
+        duplicate.__dict__.update({name: _copied(value, memory) for name, value in self.__dict__.items()})
         duplicate._is_frozen = False
         return duplicate
+
+
+def _copied(value: Any, memory: Dict[int, Any]) -> Any:
+    """Return a deep copy, without a search through the plain values of a dictionary, which most options are."""
+    if isinstance(value, _PLAIN):
+        return value
+    if type(value) is dict:
+        plain = {name: each for name, each in value.items() if isinstance(each, _PLAIN)}
+        if len(plain) == len(value):
+            return plain
+    return copy.deepcopy(value, memory)
 
 
 class OptionsDict(Freezable):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from operator import is_
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 import torch
@@ -48,6 +49,7 @@ class Assignments:
         return any(
             isinstance(value, torch.Tensor) and before.get(name) is not value
             for _, table, before in self._before
+            if not (len(table) == len(before) and all(map(is_, table.values(), before.values())))
             for name, value in table.items()
         )
 

@@ -21,7 +21,10 @@ from ignite_ipu.program.guards.names import Named
 from ignite_ipu.program.guards.values import FUNCTIONS, elements_of, leave_behind
 from ignite_ipu.program.tensors.trees import PLAIN, attributes_of, restore_contents
 from ignite_ipu.program.user_code import current_line
+from ignite_ipu.torch_names.modules import attributes_of_modules
 
+# The attributes that PyTorch gives every module.
+_OWN = frozenset(attributes_of_modules())
 _FILLED = (list, deque, dict)
 # Of these types exactly, most collections in the attributes of a module are empty, and most others without tensors.
 _COLLECTIONS = frozenset((list, deque, dict, OrderedDict))
@@ -144,6 +147,8 @@ class LeftBehind:
         before = plain_attributes(own)
         self._attributes.append((own, before))
         for name, value in before.items():
+            if name in _OWN and not value:
+                continue  # no hooks, of which PyTorch has a table for each kind
             kind = type(value)
             if kind in _WITHOUT_TENSORS or (kind is tuple and PLAIN.issuperset(map(type, value))):
                 continue

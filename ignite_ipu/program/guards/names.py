@@ -117,7 +117,7 @@ class Named:
         self._objects = [(path, part) for path, part in parts if isinstance(part, nn.Module)]
         # The user's own classes among the bases of each, and the objects in which no names are looked up.
         self._own: Dict[type, List[type]] = {}
-        self._users: Dict[type, bool] = {}
+        self._classes = _Classes()
         self._settled: Set[int] = set()
         self._sorts: Dict[type, Tuple[str, bool]] = {}
         # The names that the libraries' code in each class reads.
@@ -259,8 +259,7 @@ class Named:
         kind = found if is_class else type(found)
         if kind not in self._own:
             # A part may be captured meanwhile, whose class then has members that are none of the user's.
-            self._own[kind] = [base for base in kind.__mro__ if _is_users(base) and not _is_derived_here(base)]
-            self._users[kind] = _is_users(kind)
+            self._own[kind] = list(filter(self._classes.are_users_own, kind.__mro__))
         bases = self._own[kind]
         entries, in_class = new | (_ENTRIES | _MAKING if is_class else _ENTRIES) if is_first else new, set()
         # An object may have an entry of its own in front of that of its class, such as a replaced `forward`.
@@ -275,7 +274,7 @@ class Named:
         if is_module:
             if not bases:
                 self._settled.add(id(found))
-            if not bases or not self._users[kind]:
+            if not bases or not self._classes.is_users(kind):
                 names = {name for name, value in own.items() if isinstance(value, _CHANGING)}
             names = (names | ({"config"} & own.keys())) - _OWN
             names -= self._set(path, found, own)
@@ -285,7 +284,7 @@ class Named:
                     self._add(f"{path}.{name}", partial(_tried, inner.__getitem__, name), inner, name)
         elif not is_class:
             finds = [isinstance(getattr(kind, name, None), FunctionType) for name in _FINDING]
-            if not self._users[kind] and is_followed(kind, _HOSTS):
+            if not self._classes.is_users(kind) and is_followed(kind, _HOSTS):
                 # The attributes that a library's methods and properties read, or all if it finds attributes in its own
                 # way.
                 names |= {name for name in own if name.startswith("_") or any(finds)}
@@ -314,21 +313,36 @@ def _read_by_libraries(kind: type) -> Set[str]:
     return read - stored
 
 
-def _is_users(kind: type) -> bool:
-    """Return whether a class is the user's own: by its methods' files, as another module may bear its module's name."""
-    if not is_followed(kind, _PASSIVE):
-        return False
-    files = _files_of(kind)
-    if _are_libraries(files):
-        return _is_users(kind.__mro__[1])
-    return any(
-        map(is_users_file, files or {getattr(sys.modules.get(kind.__module__), "__file__", None) or "<unknown>"})
-    )
+class _Classes:
+    """Classes by their authors, during one search: their methods may be others in the next one."""
 
+    def __init__(self) -> None:
+        # Whether each is the user's, and whether it is derived here from a user's, as captured models are.
+        self._known: Dict[type, Tuple[bool, bool]] = {}
 
-def _is_derived_here(kind: type) -> bool:
-    """Return whether a class is derived from a user's, as captured models are."""
-    return _are_libraries(_files_of(kind))
+    def is_users(self, kind: type) -> bool:
+        """Return whether a class is the user's: by its methods' files, as another module may bear its module's name."""
+        return self._look_up(kind)[0]
+
+    def are_users_own(self, kind: type) -> bool:
+        """Return whether the members of a class are the user's."""
+        is_users, is_derived_here = self._look_up(kind)
+        return is_users and not is_derived_here
+
+    def _look_up(self, kind: type) -> Tuple[bool, bool]:
+        known = self._known.get(kind)
+        if known is None:
+            known = self._known[kind] = self._found(kind)
+        return known
+
+    def _found(self, kind: type) -> Tuple[bool, bool]:
+        if not is_followed(kind, _PASSIVE):
+            return False, False
+        files = _files_of(kind)
+        if _are_libraries(files):
+            return self.is_users(kind.__mro__[1]), True
+        files = files or {getattr(sys.modules.get(kind.__module__), "__file__", None) or "<unknown>"}
+        return any(map(is_users_file, files)), False
 
 
 def _are_libraries(files: Set[str]) -> bool:

@@ -9,6 +9,7 @@ from ignite_ipu.program.guards.values import FIXED, FUNCTIONS
 
 _MODE = "training"
 _CONTAINERS = (dict, list, set, tuple)
+_PLAIN = (*FIXED, *FUNCTIONS)
 _ABSENT: List[Any] = []
 
 
@@ -55,11 +56,11 @@ class SavedAttributes:
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, (*FIXED, *FUNCTIONS)):
+    if isinstance(value, _PLAIN):
         return True
     if type(value) not in _CONTAINERS:
         return False
-    return all(map(_is_plain, [*value, *value.values()] if isinstance(value, dict) else value))
+    return not value or all(map(_is_plain, [*value, *value.values()] if isinstance(value, dict) else value))
 
 
 def _copied(value: Any) -> Any:

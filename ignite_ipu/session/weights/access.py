@@ -41,6 +41,7 @@ _METADATA = frozenset(
             "element_size",
             "is_contiguous",
             COUNT_OF_WRITES,
+            "is_cpu",
             "is_cuda",
             "itemsize",
             "nbytes",
