@@ -17,10 +17,12 @@ __all__ = [
     "DisableTorchFunctionSubclass",
     "call_when_marked",
     "gradient_hooks_of",
+    "lacks_gradients",
     "make_subclass",
     "make_wrapper_subclass",
     "mark_as_parameter",
     "memory_of",
+    "usual_dispatch",
     "version_of",
 ]
 
@@ -122,6 +124,33 @@ _HOOKS: List[Any] = [each for each in (_BACKWARD_HOOKS.get(), _POST_ACCUMULATE_H
 def gradient_hooks_of(tensor: torch.Tensor) -> List[Dict[Any, Any]]:
     """Return the hooks on the gradient of a tensor: the dictionaries that have any."""
     return [hooks for hooks in (each.__get__(tensor) for each in _HOOKS) if hooks]
+
+
+_LOST_ELEMENTS = "torch.tensor([loss]) is refused before the loss is known."
+_AUTOGRAD = find("torch._C.DispatchKey.AutogradOther", "2.0", _LOST_ELEMENTS, fallback=None)
+_is_excluded: Callable[[Any], bool] = find(
+    "torch._C._dispatch_tls_is_dispatch_key_excluded", "2.0", _LOST_ELEMENTS, fallback=lambda key: False
+)
+_excluded: Callable[[], Any] = find(
+    "torch._C._dispatch_tls_local_exclude_set", "2.0", _LOST_ELEMENTS, fallback=lambda: None
+)
+_included: Callable[[], Any] = find(
+    "torch._C._dispatch_tls_local_include_set", "2.0", _LOST_ELEMENTS, fallback=lambda: None
+)
+_dispatch_by: Optional[Callable[[Any, Any], Any]] = find(
+    "torch._C._ForceDispatchKeyGuard", "2.1", _LOST_ELEMENTS, fallback=None
+)
+_USUALLY_EXCLUDED = _excluded()
+
+
+def lacks_gradients() -> bool:
+    """Return whether PyTorch has gradients and tracing off, as `torch.tensor([...])` while it reads the elements."""
+    return _AUTOGRAD is not None and _is_excluded(_AUTOGRAD)
+
+
+def usual_dispatch() -> Any:
+    """Return a context with gradients and tracing where `lacks_gradients` holds; None where PyTorch has no such."""
+    return None if _dispatch_by is None else _dispatch_by(_included(), _USUALLY_EXCLUDED)
 
 
 REBUILDERS: Tuple[str, ...] = tuple(

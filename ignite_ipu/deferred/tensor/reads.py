@@ -15,7 +15,7 @@ from ignite_ipu.errors import EarlyReadError, listed
 from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.reached import reached
 from ignite_ipu.program.user_code import Line, current_line
-from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, lacks_gradients, usual_dispatch
 
 _SAMPLING = word_set("multinomial bernoulli normal poisson binomial")
 
@@ -33,6 +33,15 @@ def read(value: Value, what: str) -> torch.Tensor:
     known = value.known
     if known:
         return value.get()
+    if lacks_gradients():
+        usual = usual_dispatch()
+        if usual is None:
+            raise EarlyReadError(
+                f"torch.tensor([...]) at {current_line()} asks for a value of the training step, for which a program "
+                f"has to run, and PyTorch {torch.__version__} allows none there. Write loss.item() for the element."
+            )
+        with usual:
+            return read(value, what)
     if value.operation.of_weights:
         return _of_weights(value)
     operations, line = [each for each in ancestors(value) if not each.done], current_line()

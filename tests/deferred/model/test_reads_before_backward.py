@@ -13,6 +13,8 @@ from torch import nn
 
 from ignite_ipu import IPUAccelerator, ipu_prepare
 from ignite_ipu.deferred import CaptureError, EarlyReadError
+from ignite_ipu.deferred.tensor import reads
+from ignite_ipu.torch_names.tensors import usual_dispatch
 from tests.accelerate_state import forget
 
 FUSED = {"update": "device"}
@@ -66,6 +68,14 @@ def metric_and_parts(accelerator: Any, model: Any, optimizer: Any, x: Any, y: An
     optimizer.step()
 
 
+def put_into_a_tensor(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, read: List[Any]) -> None:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    read += torch.tensor([loss.detach(), 2.0]).tolist()  # whose elements PyTorch reads with gradients off
+    accelerator.backward(loss)
+    optimizer.step()
+
+
 def checked_for_nan(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, read: List[Any]) -> None:
     optimizer.zero_grad()
     loss = F.cross_entropy(model(x), y)
@@ -77,6 +87,8 @@ def checked_for_nan(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any
 
 
 BODIES = [loss_first, cleared_in_between, metric_and_parts, checked_for_nan]
+if usual_dispatch() is not None:
+    BODIES.append(put_into_a_tensor)
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -87,6 +99,13 @@ def test_values_and_weights_are_the_native_ones(body: Callable[..., Any], layer:
     forget()
     found = train(IPUAccelerator(config=FUSED), body, layer())
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_new_tensor_of_a_loss_is_refused_where_pytorch_lets_no_program_run(monkeypatch: Any) -> None:
+    """PyTorch 2.0 cannot be asked for gradients while it reads the elements."""
+    monkeypatch.setattr(reads, "usual_dispatch", lambda: None)
+    with pytest.raises(EarlyReadError, match=r"torch\.tensor.*Write loss\.item\(\)"):
+        train(IPUAccelerator(config=FUSED), put_into_a_tensor)
 
 
 def test_random_layers_drop_in_the_value_what_they_drop_in_the_update() -> None:
