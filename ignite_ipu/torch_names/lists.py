@@ -9,9 +9,10 @@ from typing import Any, Callable, List
 
 import torch
 
-from ignite_ipu.torch_names.table import Name, find
+from ignite_ipu.torch_names.table import NAMES, Name, find
 
 __all__ = [
+    "ZERO_ALL",
     "add",
     "add_",
     "addcdiv_",
@@ -64,6 +65,9 @@ def _over_lists(name: str) -> Any:
 
 # Copies one by one round as well as all at once.
 add_, mul_, div_, sqrt_, zero_ = map(_over_lists, ("add_", "mul_", "div_", "sqrt_", "zero_"))
+
+ZERO_ALL = NAMES["torch._foreach_zero_"].last
+"""Name of the function by which optimizers zero all gradients."""
 addcmul_, addcdiv_, lerp_, copy_ = map(_over_lists, ("addcmul_", "addcdiv_", "lerp_", "copy_"))
 add: Arithmetic = _over_lists("add")
 mul: Arithmetic = _over_lists("mul")

@@ -15,9 +15,10 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.raw import gradient_of, plain, set_gradient
 from ignite_ipu.program.tensors.trees import leaves_of
 from ignite_ipu.program.user_code import current_line
+from ignite_ipu.torch_names.lists import ZERO_ALL
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
-_ZEROING = frozenset(("zero_", "_foreach_zero_"))
+_ZEROING = frozenset(("zero_", ZERO_ALL))
 # The same gradient, which is in no graph.
 _IDENTITIES = frozenset(("detach", "detach_", "requires_grad_"))
 
