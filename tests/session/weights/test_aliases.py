@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from ignite_ipu import IPUConfig, ipu_prepare
+from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.session.session import IPUSession
+from ignite_ipu.session.weights.access import bring_newest
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
 KEPT: Dict[str, Callable[[nn.Module], Any]] = {
@@ -133,6 +135,24 @@ def test_a_state_that_nobody_takes_from_costs_no_copies() -> None:
     model.load_state_dict(copy.deepcopy(state))
     update(model, optimizer)
     assert IPUSession.of(model).weights.host.is_stale
+
+
+def test_a_read_that_keeps_nothing_hands_out_no_memory() -> None:
+    """It brings the newest weights to the host, and nothing is looked for that shares them."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    native = copy.deepcopy(model)
+    optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for _ in range(2):
+        update(model, optimizer)
+    weights = IPUSession.of(model).weights
+    assert weights.detector.accesses is not None
+    bring_newest(model.weight)
+    assert not weights.detector.accesses.aliases.handed_out
+    of_native = torch.optim.SGD(native.parameters(), lr=0.1)
+    for _ in range(2):
+        update(native, of_native)
+    torch.testing.assert_close(plain(model.weight), plain(native.weight))
 
 
 def test_entries_of_a_state_are_the_same_while_they_are_kept() -> None:
