@@ -17,8 +17,8 @@ from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, all_named_modules
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
-COUNTERS = ("num_batches_tracked", "n_averaged")
-"""Names of PyTorch's buffers from which nothing is computed."""
+# Buffers of PyTorch's from which nothing is computed.
+_COUNTERS = ("num_batches_tracked", "n_averaged")
 # Tensors that are no constants; counters of batches, each after the user's own; other buffers by name.
 _OnHost = Tuple[List[torch.Tensor], List[Tuple[torch.Tensor, torch.Tensor]], List[Tuple[str, torch.Tensor]]]
 
@@ -58,11 +58,11 @@ class HostWeights:
                         # Buffers may be written into. The newest values of weights are not needed.
                         now = found[id(tensor)] = plain(tensor).clone() if kind == BUFFERS else plain(tensor)
                         is_kept = now.is_floating_point() or tensor in self._integers
-                        if is_kept or name in COUNTERS:
+                        if is_kept or name in _COUNTERS:
                             variable.append(now)
-                        if kind == BUFFERS and (is_kept or name not in COUNTERS):
+                        if kind == BUFFERS and (is_kept or name not in _COUNTERS):
                             buffers.append((f"{path}.{name}", now))
-                        elif name == COUNTERS[0]:
+                        elif name == _COUNTERS[0]:
                             counters.append((tensor, now))
                     tensors.update({name: found[id(tensor)] for name, tensor in tensors.items() if tensor is not None})
         try:

@@ -46,8 +46,6 @@ class BatchStep(nn.Module):
 
     Attributes:
         is_tried: True if the model is known to change nothing in every call.
-        replicas_are_processes: Whether replicas have calls of their own, as processes do; those of a loop share its
-            calls.
         is_recorded: Whether autograd would record an evaluation in PyTorch; False where gradients are off.
         computed: The attributes that forward computes from weights alone.
         host_weights: Ordinary tensors for a call on the host.
@@ -62,7 +60,6 @@ class BatchStep(nn.Module):
     is_tried = False
     leaves_behind = False
     is_recorded = False
-    replicas_are_processes = False
 
     def __init__(
         self,

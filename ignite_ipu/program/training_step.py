@@ -45,8 +45,6 @@ class TrainingStep(BatchStep):
         TypeError: `model` is no module, or `loss_fn` not callable.
     """
 
-    replicas_are_processes = True
-
     def __init__(
         self,
         model: nn.Module,

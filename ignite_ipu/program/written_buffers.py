@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, ContextManager, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, ContextManager, List, Optional, Sequence
 
 import torch
 from torch import nn
 
 from ignite_ipu.errors import logger
-from ignite_ipu.program.forward.dependence import Dependence
 from ignite_ipu.program.forward.integer_buffers import integer_buffers
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
-from ignite_ipu.program.host_weights import COUNTERS, HostWeights
+from ignite_ipu.program.host_weights import HostWeights
 from ignite_ipu.program.micro_batches import first_micro_batch
 from ignite_ipu.program.tensors.raw import named_tensors, plain
-from ignite_ipu.program.tensors.sharing import address_of
-from ignite_ipu.program.tensors.trees import tensors_in
-from ignite_ipu.torch_names.dispatch import schema_of
 from ignite_ipu.torch_names.modules import BUFFERS, NormWithStatistics, all_named_modules
 from ignite_ipu.torch_names.tensors import version_of
 
@@ -64,30 +60,6 @@ class WrittenBuffers:
             return [name for name in names if name in written]
         return self.on_host(step, step, names, leaves, micro_batches) or []
 
-    def are_alike(self, step: nn.Module, leaves: Sequence[Any], micro_batches: int) -> bool:
-        """Return whether forward writes buffers, beside batch statistics, and replicas write the same into them.
-
-        So does a counter of calls: its values depend neither on the batch nor on random numbers.
-        """
-        statistics = set(_statistics_in_training(step))
-        names = [name for name in named_tensors(step, BUFFERS) if name not in statistics]
-        names = [name for name in names if name.rpartition(".")[2] not in COUNTERS]
-        written = self.on_host(step, step, names, leaves, micro_batches)
-        if not written:
-            return False
-        inputs, differing, found = first_micro_batch(leaves, micro_batches), set(statistics), set(names[:0])
-        while True:
-            differing |= found
-            with self._host_weights.tried_in(step, step):
-                given = named_tensors(step, BUFFERS)
-                depends = _OfReplicas([*tensors_in(inputs), *[given[name] for name in differing]])
-                with depends:
-                    step.forward(*inputs)
-                found = {name for name, each in named_tensors(step, BUFFERS).items() if depends.has(each)}
-            if found <= differing:
-                break
-        return differing.isdisjoint(written)
-
     def beside(self, output: Any, model: nn.Module) -> Any:
         """Return an output, and the buffers that forward has written, each with one row per micro-batch."""
         if not self.names:
@@ -126,31 +98,6 @@ class WrittenBuffers:
             for name, (now, then, version) in before.items()
             if name in running or version_of(now) != version or not torch.equal(now, then)
         ]
-
-
-class _OfReplicas(Dependence):  # type: ignore[no-untyped-call]
-    """Context that finds out which tensors replicas may have other values of: of their batch, and of random numbers."""
-
-    def __init__(self, given: Iterable[torch.Tensor]) -> None:
-        super().__init__(given)
-        self._written: Set[int] = set()
-
-    def has(self, tensor: torch.Tensor) -> bool:
-        return super().has(tensor) or address_of(tensor) in self._written
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
-    ) -> Any:
-        output = super().__torch_dispatch__(func, types, args, kwargs)
-        draws = torch.Tag.nondeterministic_seeded in func.tags
-        if draws or self.reaches(args, kwargs):
-            if draws:
-                list(map(self._mark, tensors_in(output)))
-            pairs = zip(args, schema_of(func).arguments)
-            written = [each for each, argument in pairs if argument.alias_info and argument.alias_info.is_write]
-            # A view of a buffer has its memory.
-            self._written.update(map(address_of, tensors_in(written)))
-        return output
 
 
 def _statistics_in_training(model: nn.Module) -> List[str]:

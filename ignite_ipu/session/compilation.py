@@ -57,7 +57,7 @@ def traced_on_host(source: ProgramSource, leaves: Sequence[Any]) -> Tuple[Python
 def check_compiled(source: ProgramSource, trace: HostTrace, own_statistics: bool) -> None:
     """Refuse a program whose results would differ from the module's; `own_statistics` as of `Wrapped`."""
     if own_statistics:
-        _check_own_statistics(source.resolved.replicas, () if source.effects.are_alike else trace.written)
+        _check_own_statistics(source.resolved.replicas, trace.written)
     # The program has the value of the trace.
     read = source.step.shown.read
     names = sorted(read.keys() & {*trace.written, *source.step.written.names})

@@ -90,7 +90,7 @@ class Asked(_NotCompiled):
         source.effects.carry_integers(leaves, several_ipus=source.placing is not None)
         # PopTorch lets replicas write buffers of their own, or none.
         may_write = source.kind.training and source.resolved.own_buffers
-        own_statistics = may_write and (computes or source.step.tracks_statistics() or source.effects.are_alike)
+        own_statistics = may_write and (computes or source.step.tracks_statistics())
         options = source.wrapped_options(leaves, own_statistics)
         if source.kind.updates:
             # At last: calls of the model on the host, as for a plan, begin to watch its weights again.

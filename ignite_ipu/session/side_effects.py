@@ -29,19 +29,13 @@ from ignite_ipu.torch_names.modules import BUFFERS
 
 
 class SideEffects:
-    """Finds the buffers and attributes that one program's forward sets, and sets them on the host after its calls.
-
-    Attributes:
-        computed: The attributes.
-        are_alike: Whether calls write buffers, and all replicas write the same into these.
-    """
+    """Finds the buffers and attributes that one program's forward sets, and sets them on the host after its calls."""
 
     def __init__(self, step: BatchStep, resolved: Resolved, weights: Weights) -> None:
         self._step, self._resolved, self._weights = step, resolved, weights
         # PopTorch's class of the step makes each look-up of a part of it a search.
         self.computed = step.computed
         self._buffers: List[Sequence[str]] = []  # empty until they are known
-        self.are_alike = False
         self._computed_from: Tuple[int, int] = (-1, -1)  # the weights that attributes were computed from last
 
     def set_up(self, leaves: Sequence[Any], refuse: Callable[[str], None], ahead: bool = False) -> None:
@@ -112,14 +106,12 @@ class SideEffects:
 
         Raises:
             SessionError: There are some, and an IPU lacks their type.
-            OptionsError: There are some, and each replica would write other values.
+            OptionsError: There are some, and each replica would have its own.
         """
         step, resolved = self._step, self._resolved
         names = step.written.integers(step, leaves, resolved.micro_batches)
         if resolved.training and resolved.own_buffers:
-            alike = step.replicas_are_processes
-            self.are_alike = alike and step.written.are_alike(step, leaves, resolved.micro_batches)
-            refuse_own_buffers([] if self.are_alike else names, resolved.replicas)
+            refuse_own_buffers(names, resolved.replicas)
         known = self._weights.integers
         buffers = named_tensors(step, BUFFERS) if names or known else {}
         types = {name: dtype_of(buffers[name]) for name in names}
