@@ -270,6 +270,29 @@ def test_parameters_that_an_optimizer_gets_after_clipping_are_not_clipped() -> N
     assert outcome.kind == "same", outcome
 
 
+@pytest.mark.parametrize(
+    ("world", "kinds", "events", "kind"),
+    [
+        # The host computes gradients of parameters that no optimizer holds, too: they are not clipped with the others.
+        ("Spare", ("Adam",), "zero_grad forward backward clip", "same"),
+        ("Spare", ("Adam",), "zero_grad forward backward clip clip_nothing clip_and_read", "same"),
+        # The optimizer holds more parameters since gradients were clipped, or when they are clipped again.
+        ("Spare", ("Adam",), "zero_grad forward backward clip add_group", "same"),
+        ("Spare", ("Adam",), "zero_grad forward backward look clip look add_group clip", "refused"),
+        # No update is made of the loss, and it has given gradients to parameters that no optimizer holds.
+        ("Spare", ("LBFGS",), "forward backward zero_grad gradients_divided:2", "refused"),
+        ("Spare", ("SGD",), "freeze_module forward backward step freeze_module zero_grad another zero_grad", "refused"),
+        # A weight is written through a view, before a call is replayed that computed with its value of before.
+        ("SpectralNorm", ("Adam",), "forward write_item:1", "same"),
+        ("BatchNorm", ("Adam",), "forward backward step zero_grad forward write_item", "same"),
+    ],
+)
+def test_state_that_was_found_wrong_on_the_device(world: str, kinds: Tuple[str, ...], events: str, kind: str) -> None:
+    """The look at the end reads all gradients, weights and buffers."""
+    outcome = outcome_of(Sequence_(world, kinds, parsed(events)), "device")
+    assert outcome.kind == kind, outcome
+
+
 def test_a_gradient_of_earlier_weights_is_refused_on_the_device() -> None:
     """The host computes gradients of an update that is not complete, with the newest weights."""
     events = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, FrozenSet, Optional
 
+from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.errors import CaptureError, logger
 from ignite_ipu.program.user_code import Line, current_line
@@ -41,6 +42,15 @@ class Clipping:
             raise CaptureError(
                 f"Clipping at {current_line()} by the {norm_type}-norm: an IPU clips by the 2-norm only."
             )
+        if self.asked and ids != self.clipped:
+            modes = self._programs.modes
+            trained = {id(each) for each, is_trained in zip(modes.parameters, modes.trained()) if is_trained}
+            if not trained.isdisjoint(ids ^ self.clipped):
+                raise CaptureError(
+                    f"Gradients are clipped at {current_line()} that were clipped at {self.line} together with those "
+                    "of other parameters: the optimizer holds others by now, and a device clips all gradients of an "
+                    f"update together, once. Clip once, after the last add_param_group(). {ON_THE_HOST}"
+                )
         before = self.so_far
         self._change(max_norm if before is None else min(before, max_norm), read_at)
         self.is_by_call = self.asked = True

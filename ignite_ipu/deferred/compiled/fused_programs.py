@@ -50,7 +50,7 @@ class FusedPrograms(TrainingPrograms):
         super().__init__(session, config, modes, places)
         self.clipping = Clipping(config.max_grad_norm, self)
         self.averaging = Averaging(session.model, modes)
-        self.gradients = UpdateGradients(session)
+        self.gradients = UpdateGradients(session, self.clipping)
         self.most_micro_batches: Optional[int] = None
         self.zeroed: Optional[Line] = None
         self._inputs_change = False

@@ -7,6 +7,7 @@ from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional
 
 import torch
 
+from ignite_ipu.deferred.compiled.clipping import Clipping
 from ignite_ipu.deferred.compiled.replayed_losses import computed_gradients
 from ignite_ipu.deferred.graph.operations import Operation, Value
 from ignite_ipu.deferred.graph.step_graph import Loss
@@ -27,8 +28,8 @@ _EPSILON = 1e-6
 class _Norm(NamedTuple):
     """Norm that clipping is to return.
 
-    Weakly its value, the parameters of the gradients (None for all), the order of the norm, and the norm that they have
-    been clipped to before (or None).
+    Weakly its value, the parameters of the gradients (None for those that are clipped), the order of the norm, and the
+    norm that they have been clipped to before (or None).
     """
 
     value: weakref.ref[Value]
@@ -42,10 +43,14 @@ class UpdateGradients:
 
     `returned` has the ids of the parameters that have gradients, if these are `available`; `norms` are to come with the
     pending update.
+
+    Args:
+        session: That of the model.
+        clipping: Knows which gradients are clipped: there may be others of parameters that no optimizer holds.
     """
 
-    def __init__(self, session: IPUSession) -> None:
-        self._session = session
+    def __init__(self, session: IPUSession, clipping: Clipping) -> None:
+        self._session, self._clipping = session, clipping
         self.wanted = False
         self.returned: Set[int] = set()
         self._program: Callable[[], Optional[ModelProgram]] = lambda: None
@@ -73,7 +78,7 @@ class UpdateGradients:
     def await_norm(
         self, value: Value, parameters: Optional[List[torch.Tensor]], kind: float, clipped: Optional[float]
     ) -> None:
-        """Let a value become the norm of the pending update's gradients, of some parameters or all."""
+        """Let a value become the norm of the pending update's gradients, of some parameters or those clipped."""
         self.norms.append(_Norm(weakref.ref(value), parameters, kind, clipped))
 
     def awaits(self, norm: Operation) -> bool:
@@ -143,11 +148,18 @@ class UpdateGradients:
         return bool(self._found) or self._program() is not None
 
     def of(self, parameter: torch.Tensor, max_norm: Optional[float] = None) -> Optional[torch.Tensor]:
-        """Return the gradient of a parameter, clipped to a norm if to one; None where no loss depends on it."""
+        """Return the gradient of a parameter, clipped to a norm with the others that are; None if there is none."""
         gradient = self.read().get(id(parameter))
-        if gradient is None or max_norm is None:
+        if gradient is None or max_norm is None or not self._is_clipped(id(parameter)):
             return gradient
         return gradient * self._factor(max_norm).to(gradient.dtype)
+
+    def _is_clipped(self, parameter: int) -> bool:
+        """Return whether the gradient of a parameter, by its id, is one of those that are clipped together.
+
+        If the settings alone name a norm, these are all.
+        """
+        return not self._clipping.clipped or parameter in self._clipping.clipped
 
     def _factor(self, max_norm: float) -> torch.Tensor:
         """Return the factor that clips gradients to a norm."""
@@ -162,13 +174,17 @@ class UpdateGradients:
         kind: float = 2.0,
         clipped: Optional[float] = None,
     ) -> torch.Tensor:
-        """Return the norm of the gradients of parameters, or of all, as `clip_grad_norm_` does that follows another."""
-        if clipped is not None:
-            return self.norm(parameters, kind) * self._factor(clipped)
+        """Return the norm of the gradients of parameters, or of those that are clipped, as `clip_grad_norm_` does.
+
+        These may be `clipped` to a norm before.
+        """
         every = self.read()
-        ids = every if parameters is None else dict.fromkeys(map(id, parameters))
-        found = [gradient for gradient in map(every.get, ids) if gradient is not None]
-        norms = [torch.linalg.vector_norm(gradient, kind) for gradient in found]
+        ids = filter(self._is_clipped, every) if parameters is None else dict.fromkeys(map(id, parameters))
+        found = {key: gradient for key, gradient in ((key, every.get(key)) for key in ids) if gradient is not None}
+        norms = [torch.linalg.vector_norm(gradient, kind) for gradient in found.values()]
+        if clipped is not None and norms:
+            factor = self._factor(clipped)
+            norms = [norm * factor if self._is_clipped(key) else norm for key, norm in zip(found, norms)]
         return torch.linalg.vector_norm(torch.stack(norms), kind) if norms else torch.tensor(0.0)
 
     def read(self) -> Dict[int, Optional[torch.Tensor]]:

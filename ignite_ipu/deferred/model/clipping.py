@@ -90,6 +90,7 @@ def clip(
             raise CaptureError(f"Gradients are clipped at {current_line()} after the update that used them.")
         for entry in update.gradients.entries:
             entry.unknown = f"gradients were clipped at {current_line()}, after the update that used them"
+        chosen = [each for each in update.loop.modes.parameters if id(each) in update.gradients.own]
     if not pending and found.available:
         entries = update.gradients.entries
         if not all(entry.exists for entry in entries):

@@ -48,6 +48,10 @@ class FusedWeights:
     def note_view(self, tensor: torch.Tensor) -> None:
         if self._kept is not None:
             self._kept.note_view(tensor)
+        elif self._loop.buffers.waiting:
+            # A call that has yet to write buffers is replayed with the value of before a write through the view.
+            self._loop.session.weights.to_host()
+            self._loop.session.weights.detector.keep([tensor])
 
     def then(self, operation: Operation) -> Optional[Values]:
         return None if operation.model is not None and self.are_stale(operation) else []

@@ -23,10 +23,19 @@ def read_gradient(update: FusedUpdate, parameter: torch.Tensor) -> Optional[torc
         return update.loop.now.updates.gradients.of(parameter)
     if entry is not None and entry.losses:
         line, pending = current_line(), update.gradients.pending
+        of_updates = pending if update.makes_all else update.loop.updates.pending
+        dropped = next((loss for loss in entry.losses if loss not in of_updates), None)
+        if dropped is not None:
+            raise CaptureError(
+                f"A gradient is read at {line} of the loss that went backward at {dropped.line}, for a parameter that "
+                "no optimizer holds, and the gradients of those that one holds were cleared since: no update on the "
+                "device is of that loss any more. Read it before zero_grad(); or, where it is not wanted, freeze the "
+                f"parameter by requires_grad_(False) before the model is called. {ON_THE_HOST}"
+            )
         expected = update.makes_all or training.expects(update.turn.reach.chosen(pending))
         if not expected or (update.gradients.uncleared and not update.makes_all):
             raise CaptureError(
-                f"A gradient is read at {line} of a loss that went backward at {pending[-1].line}, for one of "
+                f"A gradient is read at {line} of a loss that went backward at {entry.losses[-1].line}, for one of "
                 "several optimizers, before its step(). The other losses of its update are unknown. Read it after "
                 f"that step(). {ON_THE_HOST}"
             )

@@ -69,6 +69,8 @@ class AccessTracker:
             whether it is to bring the newest weights.
         hooks: The session's, held weakly, which may refuse an access that shows values.
         on_host: Whether no training takes place, so that shared memory keeps the newest values.
+        is_written: A bound method, held weakly: returns whether PyTorch has counted a write to a tensor since `forget`.
+            None where nobody asks for values before writes.
 
     Attributes:
         aliases: The tensors that share the memory of these.
@@ -83,15 +85,18 @@ class AccessTracker:
         before_first: Callable[[bool], None],
         hooks: SessionHooks,
         on_host: bool = False,
+        is_written: Optional[Callable[[torch.Tensor], bool]] = None,
     ) -> None:
         self.any = True
         self.aliases = Aliases()
         self.read = self.ended = self.in_graphs = False
         self._hooks = weakref.ref(hooks)
         self._before_first: Any = weakref.WeakMethod(before_first)
+        self._is_written: Any = (lambda: None) if is_written is None else weakref.WeakMethod(is_written)
         self._on_host = on_host
         self.replaced = False  # whether a tensor was given other memory
         self._before: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
+        self._late: Set[int] = set()  # those of them that had been written before their values were kept
         # By the same keys, weakly: `parameter.data`, through which writes are possible as long as it exists.
         self._handed_out: Dict[int, List[weakref.ref[torch.Tensor]]] = {}
         self._tensors = list(tensors)
@@ -105,6 +110,7 @@ class AccessTracker:
 
     def forget(self) -> None:
         self.replaced = False
+        self._late.clear()
         if self._on_host and (self.aliases.handed_out or self._handed_out):
             self.keep_aliased()
         alive = {key: [each for each in some if each() is not None] for key, some in self._handed_out.items()}
@@ -118,6 +124,9 @@ class AccessTracker:
         """Keep the value of a tensor that is about to be written, for `with_values_before`."""
         if id(tensor) not in self._before:
             self._before[id(tensor)] = (tensor, plain(tensor).clone())
+            is_written = self._is_written()
+            if is_written is not None and is_written(tensor):
+                self._late.add(id(tensor))
 
     @contextlib.contextmanager
     def keeping_none(self) -> Iterator[None]:
@@ -131,7 +140,7 @@ class AccessTracker:
 
     def with_values_before(self, tensors: Iterable[torch.Tensor]) -> List[Tuple[torch.Tensor, Optional[torch.Tensor]]]:
         """Return tensors, each with its value when it was last looked at; None for a value that was not kept."""
-        kept = {key: value for key, (_, value) in self._before.items()}
+        kept = {key: value for key, (_, value) in self._before.items() if key not in self._late}
         return [(tensor, kept.get(id(tensor))) for tensor in tensors]
 
     def written_uncounted(self) -> List[torch.Tensor]:

@@ -56,7 +56,9 @@ class EditDetector:
     def watch_training(self) -> None:
         """Detect accesses to the tensors of a model that PopTorch has wrapped for training."""
         self.end()
-        self.accesses = AccessTracker(self.tensors, self._note_first_access, self._hooks)
+        self.accesses = AccessTracker(
+            self.tensors, self._note_first_access, self._hooks, is_written=self.counts.has_changed
+        )
 
     def watch_parameters(self) -> bool:
         """Detect accesses to parameters outside of training; return whether writes may have been missed so far.
@@ -68,7 +70,9 @@ class EditDetector:
         if self.accesses is not None and self.accesses.watches(tensors):
             return False
         self.end()
-        self.accesses = AccessTracker(tensors, self._note_first_access, self._hooks, on_host=True)
+        self.accesses = AccessTracker(
+            tensors, self._note_first_access, self._hooks, on_host=True, is_written=self.counts.has_changed
+        )
         self._silent = [number for number, tensor in enumerate(tensors) if type(tensor) is torch.Tensor]
         return True
 
@@ -201,6 +205,7 @@ class WriteCounts:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = tensors
+        self._positions: Dict[int, int] = {}
         self._seen = self.now(tensors)
 
     def now(self, tensors: Sequence[torch.Tensor]) -> Tuple[List[int], List[int]]:
@@ -223,6 +228,13 @@ class WriteCounts:
             return self.now(self._tensors) != self._seen
         seen = tuple([side[position] for position in positions] for side in self._seen)
         return self.now([self._tensors[position] for position in positions]) != seen
+
+    def has_changed(self, tensor: torch.Tensor) -> bool:
+        """Return whether one of the tensors was written since; False for any other tensor."""
+        if len(self._positions) != len(self._tensors):
+            self._positions = {id(each): position for position, each in enumerate(self._tensors)}
+        position = self._positions.get(id(tensor))
+        return position is not None and self.differ([position])
 
     def written(self) -> Dict[int, bool]:
         """Return the positions of tensors that were written since, with whether not only their address has changed."""

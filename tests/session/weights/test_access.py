@@ -22,8 +22,10 @@ from torch.utils.data import DataLoader
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import create_ipu_trainer, ipu_step
 from ignite_ipu.handlers import IPUStats, RecompileWatch
+from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.weights.access import AccessTracker
+from ignite_ipu.session.weights.tracker import Weights
 from tests.supervised import task
 
 
@@ -143,6 +145,22 @@ def test_a_reducer_that_was_registered_for_a_class_is_replaced():
         assert type(pickle.loads(pickle.dumps(parameter))) is nn.Parameter and accesses.any
     finally:
         del copyreg.dispatch_table[Wrapped]
+
+
+def test_a_value_is_not_the_one_before_a_write_that_came_first():
+    """The detached tensor comes after the write, which the tracker has not been told of."""
+    model = network()
+    weights = Weights(model)
+    weights.detector.watch_parameters()
+    for number, parameter in enumerate(list(model.parameters())[:2]):
+        before = plain(parameter).clone()
+        if number == 1:
+            _ = parameter.detach()
+        plain(parameter).mul_(2)
+        _ = parameter.detach()
+        ((written, kept),) = weights.detector.find()
+        assert written is parameter
+        assert kept is None if number == 0 else torch.equal(kept, before)
 
 
 QUESTIONS = {
