@@ -282,6 +282,10 @@ def test_parameters_that_an_optimizer_gets_after_clipping_are_not_clipped() -> N
         # No update is made of the loss, and it has given gradients to parameters that no optimizer holds.
         ("Spare", ("LBFGS",), "forward backward zero_grad gradients_divided:2", "refused"),
         ("Spare", ("SGD",), "freeze_module forward backward step freeze_module zero_grad another zero_grad", "refused"),
+        ("Spare", ("Adam",), "freeze_module gradient_replaced:1 forward backward look step", "same"),
+        # PyTorch adds the gradient of a loss on the device to one of the host, which no update uses.
+        ("Spare", ("Adam",), "gradient_replaced:1 forward backward", "refused"),
+        ("Teacher", ("Adam",), "gradient_replaced:6 forward backward read_gradient:6 step", "same"),
         # A weight is written through a view, before a call is replayed that computed with its value of before.
         ("SpectralNorm", ("Adam",), "forward write_item:1", "same"),
         ("BatchNorm", ("Adam",), "forward backward step zero_grad forward write_item", "same"),

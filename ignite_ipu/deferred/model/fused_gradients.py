@@ -134,6 +134,16 @@ class FusedGradients:
             return current.of(parameter)
         return read_gradient(self.books.holding({id(parameter)}), parameter)
 
+    def bring_sum(self, parameter: torch.Tensor) -> None:
+        entry = self.books.gradients.holding(id(parameter))
+        if entry is not None and (entry.losses or entry.used) and self.shows(parameter):
+            line = entry.losses[-1].line if entry.losses else entry.used
+            self._loop.updates.leave_device(
+                f"A gradient is read at {current_line()} that the host has computed or set, and the loss of {line} has "
+                "given the parameter another one, on the device: PyTorch adds them. Set parameter.grad = None before "
+                "backward(), where the one of the host is not wanted."
+            )
+
     def replace(self, parameter: torch.Tensor, gradient: Optional[torch.Tensor]) -> None:
         """Forget the gradient of a parameter on the device, which the loop replaces by another or by None."""
         if gradient is not None and self._loop.updates.may_leave:

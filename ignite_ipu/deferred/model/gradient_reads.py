@@ -25,6 +25,8 @@ def read_gradient(update: FusedUpdate, parameter: torch.Tensor) -> Optional[torc
         line, pending = current_line(), update.gradients.pending
         of_updates = pending if update.makes_all else update.loop.updates.pending
         dropped = next((loss for loss in entry.losses if loss not in of_updates), None)
+        if dropped is not None and not training.reaches(parameter, entry.losses):
+            return None
         if dropped is not None:
             raise CaptureError(
                 f"A gradient is read at {line} of the loss that went backward at {dropped.line}, for a parameter that "

@@ -32,6 +32,9 @@ class GradientSource(Protocol):
     def exists(self, parameter: torch.Tensor) -> bool: ...
     def of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]: ...
 
+    def bring_sum(self, parameter: torch.Tensor) -> None:
+        """Bring a gradient to the host where PyTorch has added it to one of the host, or refuse that."""
+
     def replace(self, parameter: torch.Tensor, gradient: Optional[torch.Tensor]) -> None:
         """Follow a parameter's gradient that the loop replaces by another or None."""
 
@@ -76,7 +79,10 @@ class GradientViews:
         with DisableTorchFunctionSubclass():
             found, source = gradient_of(parameter), self._source()
             converts = CONVERSION is not None and frame_of(CONVERSION) is not None
-            if found is not None or source is None or converts or not source.exists(parameter):
+            if found is not None and source is not None and not converts:
+                source.bring_sum(parameter)
+                return gradient_of(parameter)
+            if source is None or converts or not source.exists(parameter):
                 return found
             view = self.held.get(id(parameter))
             if view is None:
