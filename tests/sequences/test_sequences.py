@@ -243,6 +243,7 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         ("Perceptron", ("Adam",), "step zero_grad freeze forward backward step forward read_loss step", "same"),
         # The norm of the gradients that are left.
         ("Perceptron", ("SGD",), "step zero_grad forward backward step zero_grad_of_part clip_nothing", "same"),
+        ("Perceptron", ("SGD",), "step zero_grad_to_zeros clip_nothing", "same"),
         # A loss with a penalty is read in the closure of a step, and goes backward after it.
         ("Penalty", ("LBFGS",), "zero_grad forward step_with_plain_closure:1 backward", "same"),
         # State that the loop has cleared, before a read for which the update ran, and which is taken back.

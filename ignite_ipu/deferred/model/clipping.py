@@ -93,9 +93,9 @@ def clip(
         chosen = [each for each in update.loop.modes.parameters if id(each) in update.gradients.own]
     if not pending and found.available:
         entries = update.gradients.entries
-        if not all(entry.exists for entry in entries):
-            # The device has brought back those that were cleared since, too.
-            there = frozenset().union(*[entry.ids for entry in entries if entry.exists])
+        if not all(entry.of_losses for entry in entries):
+            # The device has brought back those that were cleared since, too, to None or to zeros.
+            there = frozenset().union(*[entry.ids for entry in entries if entry.of_losses])
             chosen = update.loop.modes.parameters if chosen is None else chosen
             chosen = [each for each in chosen if id(each) in there]
         return found.norm(chosen, norm_type, before if early is not None else training.clipping.norm)

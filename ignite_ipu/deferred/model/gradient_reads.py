@@ -48,7 +48,7 @@ def read_gradient(update: FusedUpdate, parameter: torch.Tensor) -> Optional[torc
             return update.loop.now.updates.gradients.of(parameter)
     if entry is not None and entry.unknown is not None:
         raise CaptureError(f"A gradient is read at {current_line()}, but {entry.unknown}. {ON_THE_HOST}")
-    if entry is None or not (entry.losses or entry.used):
+    if entry is None or not entry.of_losses:
         return None if entry is None or entry.zeros is None else torch.zeros_like(plain(parameter))
     if update.early is not None:
         update.early.check_confirmed()

@@ -50,7 +50,12 @@ class Entry:
     @property
     def exists(self) -> bool:
         """True if `parameter.grad` is not None, for parameters that the losses depend on."""
-        return bool(self.losses) or self.used is not None or self.zeros is not None
+        return self.of_losses or self.zeros is not None
+
+    @property
+    def of_losses(self) -> bool:
+        """True if losses have given the gradients values since these were None or zeros."""
+        return bool(self.losses) or self.used is not None
 
     @property
     def story(self) -> Tuple[Any, ...]:
