@@ -244,6 +244,10 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         # The norm of the gradients that are left.
         ("Perceptron", ("SGD",), "step zero_grad forward backward step zero_grad_of_part clip_nothing", "same"),
         ("Perceptron", ("SGD",), "step zero_grad_to_zeros clip_nothing", "same"),
+        # The next loss gives these no gradients, and those of zero stay.
+        ("TwoHeads", ("SGD", "SGD", "SGD"), "step zero_grad_to_zeros forward backward", "same"),
+        # All parameters of the optimizer are frozen, and gradients flow to others, in evaluation mode.
+        ("Spare", ("AdamW",), "step switch_mode freeze_module:5 forward backward", "same"),
         # A loss with a penalty is read in the closure of a step, and goes backward after it.
         ("Penalty", ("LBFGS",), "zero_grad forward step_with_plain_closure:1 backward", "same"),
         # State that the loop has cleared, before a read for which the update ran, and which is taken back.

@@ -8,7 +8,7 @@ from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Prot
 import torch
 from torch import nn
 
-from ignite_ipu.program.tensors.raw import named_tensors, requires_grad
+from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.user_code import Line
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
@@ -130,8 +130,8 @@ def held_parameters() -> FrozenSet[int]:
     return frozenset().union(*map(held_by, list(OPTIMIZERS)))
 
 
-def is_held(model: nn.Module, trained: bool = False) -> bool:
-    """Return whether some optimizer holds a parameter of a model; on request, one that requires gradients."""
+def is_held(model: nn.Module) -> bool:
+    """Return whether some optimizer holds a parameter of a model."""
     held = held_parameters()
     with DisableTorchFunctionSubclass():
-        return any(id(each) in held and (requires_grad(each) or not trained) for each in model.parameters())
+        return any(id(each) in held for each in model.parameters())

@@ -100,7 +100,7 @@ class FusedGradients:
             return
         if not set_to_none:
             for update in updates:
-                update.gradients.note_given(ids, update.training.reached)
+                update.note_given(ids)
         elif views.held:
             views.clear(ids, all(shows_used(update) for update in updates))
         dropped = book.clear(ids, None if set_to_none else current_line())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from typing import AbstractSet, Callable, List, Mapping, Optional, Sequence
+from typing import AbstractSet, Callable, FrozenSet, List, Mapping, Optional, Sequence
 
 import torch
 
@@ -132,10 +132,12 @@ class FusedUpdate:
         """True if it computes all that went backward: no other optimizer trains the loop's models."""
         return self.training.own is None
 
-    def note_given(self) -> None:
-        """Note in the gradient book which gradients the last update has used: its programs go."""
-        for entry in self.books.gradients.within(self.gradients.own):
-            if entry.used is not None:
+    def note_given(self, ids: FrozenSet[int]) -> None:
+        """Note in the gradient book which of some parameters have gradients, before their losses are forgotten."""
+        for entry in self.books.gradients.within(ids & self.gradients.own):
+            if entry.losses and not entry.ids <= entry.given:
+                entry.given |= self.training.reached(entry.losses) & entry.ids
+            if entry.used is not None and not entry.ids <= entry.given:
                 entry.given |= self.training.reached() & entry.ids
 
     def train_held(self) -> None:
@@ -271,7 +273,7 @@ class FusedUpdate:
             # They were the previous gradients; those of the update come with its `backward()`.
             return
         for entry in self.gradients.entries:
-            if entry.used is not None or entry.zeros is not None:
+            if entry.used is not None:
                 break
         else:
             self.training.forget_losses()

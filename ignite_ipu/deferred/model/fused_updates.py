@@ -226,7 +226,7 @@ class FusedUpdates:
             if before.training.optimizer is not None:
                 mine = self.update_of(before.training.optimizer)
                 mine.early = mine.early or before.early
-            before.note_given()
+            before.note_given(before.gradients.own)
         if books is not None:
             self.books.gradients.merge(books.gradients)
 

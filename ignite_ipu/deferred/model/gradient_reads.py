@@ -48,12 +48,16 @@ def read_gradient(update: FusedUpdate, parameter: torch.Tensor) -> Optional[torc
             return update.loop.now.updates.gradients.of(parameter)
     if entry is not None and entry.unknown is not None:
         raise CaptureError(f"A gradient is read at {current_line()}, but {entry.unknown}. {ON_THE_HOST}")
-    if entry is None or not entry.of_losses:
-        return None if entry is None or entry.zeros is None else torch.zeros_like(plain(parameter))
+    if entry is None:
+        return None
+    zeros = torch.zeros_like(plain(parameter)) if id(parameter) in entry.given else None
+    if not entry.of_losses:
+        return zeros
     if update.early is not None:
         update.early.check_confirmed()
     awaits_step = update.early is not None or entry.losses
-    return training.gradients.of(parameter, training.clipping.so_far if awaits_step else training.clipping.norm)
+    found = training.gradients.of(parameter, training.clipping.so_far if awaits_step else training.clipping.norm)
+    return zeros if found is None else found
 
 
 def _entry_of(update: FusedUpdate, parameter: torch.Tensor) -> Optional[Entry]:
@@ -107,11 +111,11 @@ def shows_gradient(update: FusedUpdate, parameter: torch.Tensor) -> bool:
     entry, found = _entry_of(update, parameter), update.training.gradients
     if entry is None:
         return False
-    if entry.losses:
-        return update.training.reaches(parameter, entry.losses)
-    if entry.used is not None and _has_returned(update):
-        return id(parameter) in found.returned
-    return id(parameter) in entry.given or update.training.reaches(parameter)
+    if id(parameter) in entry.given or (entry.losses and update.training.reaches(parameter, entry.losses)):
+        return True
+    if entry.used is None:
+        return False
+    return id(parameter) in found.returned if _has_returned(update) else update.training.reaches(parameter)
 
 
 def _has_returned(update: FusedUpdate) -> bool:

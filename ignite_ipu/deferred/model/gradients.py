@@ -7,7 +7,7 @@ Gradients stay on the device. The book records their losses, and the lines that 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.program.user_code import Line
@@ -34,8 +34,8 @@ class Entry:
         made: The losses of that update as they were, if they are kept.
         clip: How the used gradients were clipped, None for not.
         unknown: Reason why the values of the gradients are lost, if they are.
-        given: The ids of parameters that had gradients of losses when these were made zero, before any update, or when
-            weights of the model were replaced.
+        given: The ids of parameters that had gradients of losses when these were made zero, or when weights of the
+            model were replaced.
     """
 
     ids: FrozenSet[int]
@@ -206,9 +206,3 @@ class OwnGradients:
     def exist(self) -> bool:
         """True if there are gradients that an update has used or will use."""
         return any(entry.used is not None or entry.losses for entry in self.entries)
-
-    def note_given(self, ids: FrozenSet[int], reached: Callable[[Sequence[Loss]], FrozenSet[int]]) -> None:
-        """Note which of some parameters have gradients of pending losses, by `reached`, before these are made zero."""
-        for entry in self._book.within(ids & self.own) if self.pending else ():
-            if entry.losses:
-                entry.given |= reached(entry.losses)

@@ -191,7 +191,7 @@ def _lost(loop: Loop, books: Books) -> List[Tuple[str, List[torch.Tensor]]]:
 def _is_zero(books: Books, parameter: torch.Tensor) -> bool:
     """Return whether a gradient was made zero that a loss had given a parameter before."""
     entry = books.gradients.holding(id(parameter))
-    return entry is not None and entry.zeros is not None and _was_given(books, entry, parameter)
+    return entry is not None and entry.zeros is not None and id(parameter) in entry.given
 
 
 def _was_given(books: Books, entry: Entry, parameter: torch.Tensor) -> bool:

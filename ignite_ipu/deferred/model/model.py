@@ -120,7 +120,8 @@ class CapturedModel:
     def _evaluated(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Return the result of a call without gradients or in evaluation mode, recorded if weights may be trained."""
         grad, loop = torch.is_grad_enabled(), self.loop
-        if not (grad and (is_held(self.model, trained=True) or self._asks(args, kwargs))):
+        trains = grad and not self.is_frozen and is_held(self.model)
+        if not (trains or (grad and self._asks(args, kwargs))):
             if not self.continues_a_step(args, kwargs):
                 loop.setup.observer.called(self, recorded=False)
                 loop.buffers.before_evaluation(self.name)
