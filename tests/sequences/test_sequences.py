@@ -246,6 +246,15 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         ("Perceptron", ("SGD",), "step zero_grad_to_zeros clip_nothing", "same"),
         # The next loss gives these no gradients, and those of zero stay.
         ("TwoHeads", ("SGD", "SGD", "SGD"), "step zero_grad_to_zeros forward backward", "same"),
+        # A call that the update leaves out writes buffers between those of the update.
+        ("SpectralNorm", ("Adam",), "step zero_grad another forward two_losses backward step", "same"),
+        # An update is made again whose last loss went backward first, with buffers that the first has written.
+        (
+            "SpectralNorm",
+            ("SGD",),
+            "step zero_grad forward backward_in_evaluation:4 backward step step_if_finite",
+            "same",
+        ),
         # All parameters of the optimizer are frozen, and gradients flow to others, in evaluation mode.
         ("Spare", ("AdamW",), "step switch_mode freeze_module:5 forward backward", "same"),
         # A loss with a penalty is read in the closure of a step, and goes backward after it.
@@ -312,9 +321,12 @@ def test_a_gradient_of_earlier_weights_is_refused_on_the_device() -> None:
     assert outcome.kind == "refused", outcome
 
 
-def test_gradients_on_the_host_begin_with_the_buffers_of_their_calls() -> None:
+@pytest.mark.parametrize(
+    "events", ["forward backward", "forward forward backward read_gradient", "forward another clip"]
+)
+def test_gradients_on_the_host_begin_with_the_buffers_of_their_calls(events: str) -> None:
     """The look reads buffers first, for which the host replays the call: its output depends on a count of calls."""
-    outcome = outcome_of(Sequence_("Buffers", ("Adam",), parsed("forward backward")), "device")
+    outcome = outcome_of(Sequence_("Buffers", ("Adam",), parsed(events)), "device")
     assert outcome.kind == "same", outcome
 
 

@@ -209,13 +209,6 @@ class BufferBook:
         with self._weights.with_others(list(began.values()), kept) if began else contextlib.nullcontext():
             yield
 
-    @contextlib.contextmanager
-    def as_began(self, operations: Sequence[Operation]) -> Iterator[None]:
-        """Have the buffers in the `with` block that operations began with, and after it the newest again."""
-        began, _ = self._began_with(operations)
-        with self._weights.with_others(list(began.values())) if began else contextlib.nullcontext():
-            yield
-
     def _began_with(
         self, operations: Sequence[Operation]
     ) -> Tuple[Dict[int, Tuple[torch.Tensor, torch.Tensor]], Set[int]]:
@@ -240,16 +233,16 @@ class BufferBook:
         others.update(self._left)
         for number, (other, replay) in sorted(others.items()):
             for name, tensor in written_buffers(other).items():
-                reading = [call for call in every if _reads(call, tensor)]
+                reading = [call for call in every if _uses(call, tensor)]
                 if reading and reading[0].number < number:
                     if reading[-1].number > number:
-                        raise _between(reading[0], reading[-1], f"the call at {other.line} between them")
+                        raise _between(reading[0], reading[-1], f"the call at {other.line}")
                     began.setdefault(id(tensor), (tensor, replay.before[name]))
                     kept.add(id(tensor))
         for key, each in self._overwritten.items():
             before = [call for call in calls if call.number <= each.first]
             if before and calls[-1].number > each.first:
-                raise _between(before[0], calls[-1], "an evaluation between them")
+                raise _between(before[0], calls[-1], "an evaluation")
             if before:
                 began.setdefault(key, (each.tensor, each.before))
                 kept.add(key)
@@ -262,6 +255,31 @@ class BufferBook:
                 ahead = [each for each in self._pending() if each.number < call.number and _write_the_same(each, call)]
                 if ahead or self._settle([call]) is not None:
                     return
+
+    @contextlib.contextmanager
+    def on_host(self, operations: Sequence[Operation]) -> Iterator[None]:
+        """Have the buffers in the `with` block that operations of pending losses began with, which the host computes.
+
+        Raises:
+            CaptureError: Another call writes buffers that the operations begin with, and cannot be replayed.
+        """
+        self.settle_unused()
+        made = {each.number for each in operations}
+        calls = [each for each in operations if each.model is not None]
+        for other in [each for each in self._pending() if each.number not in made]:
+            later = [call for call in calls if call.number > other.number]
+            written = written_buffers(other).values()
+            if any(_uses(call, tensor) for call in later for tensor in written):
+                problem = self._settle(self._pending())
+                if problem is not None:
+                    raise CaptureError(
+                        f"The call at {later[0].line} begins with buffers that {_writes(other)}, and the host cannot "
+                        f"replay that call: {problem}. Read values of an update after optimizer.step()."
+                    )
+                break
+        began, _ = self._began_with(operations)
+        with self._weights.with_others(list(began.values())) if began else contextlib.nullcontext():
+            yield
 
     def waits_for_others(self, call: Operation) -> bool:
         """Return whether the host has other buffers than a call reads; batch statistics it reads not, in training."""
@@ -330,17 +348,18 @@ def _made_from(call: Operation) -> Tuple[Sequence[Operation], Dict[Operation, Li
     return chain, known
 
 
-def _reads(call: Operation, buffer: torch.Tensor) -> bool:
-    """Return whether a call may read a buffer that it does not write."""
+def _uses(call: Operation, buffer: torch.Tensor) -> bool:
+    """Return whether the results of a call may depend on a buffer; on batch statistics that it writes they do not."""
     model: Any = call.model
-    others = [each for name, each in model.model.named_buffers() if name not in call.signature.writes]
-    return any(each is buffer for each in others)
+    written = {name for name in call.signature.writes if is_statistic(call, name)}
+    return any(each is buffer for name, each in model.model.named_buffers() if name not in written)
 
 
 def _between(first: Operation, last: Operation, writer: str) -> CaptureError:
     return CaptureError(
-        f"The update at {current_line()} is of calls at {first.line} and at {last.line}, and {writer} has written "
-        "buffers. A device makes the calls of an update one after another. Evaluate before or after them."
+        f"The update at {current_line()} is of calls at {first.line} and at {last.line}, and between them {writer} has "
+        "written buffers. A device makes the calls of an update one after another. Call and evaluate models for other "
+        "purposes before or after them."
     )
 
 

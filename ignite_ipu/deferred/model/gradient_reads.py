@@ -86,8 +86,7 @@ def show_host_gradients(update: FusedUpdate, line: Line) -> bool:
         operations = [operation for loss in pending for operation in loss.operations]
         update.loop.edits.look()
         update.loop.edits.check(operations, update.loop, "The gradient")
-        update.loop.buffers.settle_unused()
-        with update.loop.buffers.as_began(operations):
+        with update.loop.buffers.on_host(operations):
             update.training.gradients.compute(pending)
         update.shown, update.loop.steady = len(pending), None
     return True

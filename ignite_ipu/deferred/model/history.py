@@ -43,6 +43,11 @@ class Made:
         self.first: Made = self if first is None else first
         self._tape, self._before = Tape([loss]), before
 
+    @property
+    def taken(self) -> int:
+        """When the weights before the update were kept."""
+        return self._before.taken
+
     def made_with(self, other: Made) -> bool:
         """Return whether two losses began with the same weights."""
         return self._before is other._before

@@ -129,7 +129,8 @@ def _bring_gradients(loop: Loop, books: Books, on_host: HostUpdates) -> None:
 def _plan(book: GradientBook) -> List[Tuple[Loss, Any, Any]]:
     """Return each loss of the gradients, with the ids of their parameters, and with its operations.
 
-    They are in the order in which they went backward, as a later one may free a graph that an earlier one retains.
+    Those of an update are in the order of their calls, which write buffers; pending ones are in the order in which they
+    went backward, as a later one may free a graph that an earlier one retains.
     """
     found: Dict[int, Tuple[Loss, Any, Any]] = {}
 
@@ -154,7 +155,12 @@ def _plan(book: GradientBook) -> List[Tuple[Loss, Any, Any]]:
             add(made.loss, entry.ids if entry.clip is None else entry.clip.ids, made.first)
         for loss in entry.losses:
             add(loss, entry.ids, None)
-    return sorted(found.values(), key=lambda planned: planned[0].number)
+    return sorted(found.values(), key=_moment)
+
+
+def _moment(planned: Tuple[Loss, Any, Any]) -> Tuple[int, int, int]:
+    loss, _, made = planned
+    return (loss.number, 0, 0) if made is None else (made.taken, loss.operations[-1].number, loss.number)
 
 
 def _lost(loop: Loop, books: Books) -> List[Tuple[str, List[torch.Tensor]]]:
