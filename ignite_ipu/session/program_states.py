@@ -136,9 +136,14 @@ class Wrapped(_NotCompiled):
             self._compile(leaves)
         except BaseException:
             kept.put_back()
+            step.shown.forget_trace()
             step.layout.forget()
             raise
-        changed = attributes.changed(before)
+        traced = attributes.values()
+        kept.settle(step.shown.constant)
+        step.shown.forget_trace()
+        settled = attributes.changed(traced)
+        changed = [name for name in attributes.changed(before) if name not in settled]
         kept.put_back(kept=step.computed.names(step))
         python, trace = traced_on_host(source, leaves)
         if source.on_trace is not None and trace.varying:

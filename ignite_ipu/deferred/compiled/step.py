@@ -323,9 +323,14 @@ class CalledStep(ReadyStep):
             return called_beside(self._left, call)
         behind = LeftBehind(named_by(self.model), self._words)
         output = call()
-        self._left[:] = [place for place in behind.places(self._grows) if is_flat(place.read())]
+        constants = behind.constants(self.shown.constant)
+        known = {id(constant) for _, constant in constants}
+        left_at = [place for place in behind.places(self._grows) if id(place.read()) not in known]
+        self._left[:] = [place for place in left_at if is_flat(place.read())]
         left = [place.read() for place in self._left]
         behind.put_back()
+        for place, constant in constants:
+            place.write(constant)
         leave_all([place.read() for place in self._left])
         return (output, left) if left else output
 

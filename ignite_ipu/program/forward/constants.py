@@ -41,6 +41,8 @@ _BY_VALUES = _words(
 )
 # Functions that take a shape and a type from a tensor, and no values.
 _LIKE = _words("zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty new_tensor")
+# Functions that take values from their first tensor, and a type or a shape from the other.
+_AS = _words("to type_as expand_as view_as reshape_as")
 # Functions that take whole numbers, also as tensors without dimensions.
 _NUMBERS = _words(
     "__getitem__ __setitem__ narrow select view reshape expand repeat tile unflatten topk chunk split roll"
@@ -83,7 +85,7 @@ class HostConstants(FunctionContext):
         if name in _JOINED:
             args = _without_empty(args)
         tensors = tensors_in((args, kwargs))
-        values = [self._value(tensor) for tensor in tensors]
+        values = list(map(self._value, tensors[:1] if name in _AS else tensors))
         if all(value is not None for value in values) or name in _LIKE:
             return self._constant(func, name, args, kwargs)
         self._note_writes(name, args, kwargs)
@@ -95,6 +97,12 @@ class HostConstants(FunctionContext):
             if name in _READS and tensors:
                 self.refusal = error
             raise
+
+    def value_of(self, tensor: torch.Tensor) -> Optional[torch.Tensor]:
+        """Return the values that eager PyTorch has for a tensor of the trace; None if they depend on a call's data."""
+        value = self._known.get(id(tensor), (None, None))[1]
+        known = value is not None and not self._sources.get(_memory(value)) and _memory(value) not in self._unknown
+        return value if known else None
 
     def _value(self, tensor: torch.Tensor) -> Optional[torch.Tensor]:
         """Return the values of a constant, None for results of the device."""
@@ -124,9 +132,11 @@ class HostConstants(FunctionContext):
             return func(*args, **kwargs)
         (value,) = found
         values = tensors_in(value)
-        given = [each for each in map(self._value, tensors_in((args, kwargs))) if each is not None]
+        tensors = tensors_in((args, kwargs))
+        read = tensors[:1] if name in _AS else tensors
+        given = [each for each in map(self._value, read) if each is not None]
         sources = frozenset().union(*[self._sources.get(_memory(each), frozenset()) for each in given])
-        on_ipu = any(tensor.device.type == _IPU for tensor in tensors_in((args, kwargs))) or name in _LIKE
+        on_ipu = any(tensor.device.type == _IPU for tensor in tensors) or name in _LIKE
         if not values:
             if not (on_ipu and name in _READS):
                 return func(*args, **kwargs)

@@ -13,10 +13,11 @@ from operator import is_
 from types import CellType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
+import torch
 from torch import nn
 
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.program.forward.module_attributes import plain_attributes, tensors_in
+from ignite_ipu.program.forward.module_attributes import constant_of, plain_attributes, tensors_in
 from ignite_ipu.program.guards.names import Named
 from ignite_ipu.program.guards.values import FUNCTIONS, elements_of, leave_behind
 from ignite_ipu.program.tensors.trees import PLAIN, attributes_of, restore_contents
@@ -196,6 +197,17 @@ class LeftBehind:
                     if self._is_new(value) and self._may_be(name):
                         found.append((Added if grows and _grows(filled, value) else Place)(place, key))
         return found
+
+    def constants(self, value_of: Callable[[torch.Tensor], Optional[torch.Tensor]]) -> List[Tuple[Place, torch.Tensor]]:
+        """Return the attributes of modules in which a trace has replaced a tensor by a constant, with the constant.
+
+        That is no result of a call: eager PyTorch has the same tensor there after the next one.
+        """
+        return [
+            (place, place.read())
+            for place, before, _ in self._changed_attributes()
+            if constant_of(before, place.read(), value_of) is not None
+        ]
 
     def _changed_attributes(self) -> List[Tuple[Place, Any, str]]:
         """Return the attributes of modules that are others now, with their values before."""

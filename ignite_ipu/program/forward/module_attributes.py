@@ -8,7 +8,7 @@ nothing else. An attribute that was set in the trace holds a tensor without valu
 from __future__ import annotations
 
 from operator import is_
-from typing import Any, Container, Dict, List, Tuple
+from typing import Any, Callable, Container, Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from ignite_ipu.errors import logger
 from ignite_ipu.program.guards.values import leave_behind
 from ignite_ipu.program.tensors.trees import leaves_of, restore_contents
 from ignite_ipu.torch_names.modules import BUFFERS, MODULES, PARAMETERS, all_named_modules
+from ignite_ipu.torch_names.tensors import DisableTorchFunction
 
 _TENSORS_OF_MODULES = (PARAMETERS, BUFFERS, MODULES)  # of which others take care
 _Own = Dict[str, Any]
@@ -50,6 +51,19 @@ class ModuleAttributes:
                 if not (same and _have_same(full.get(name, ()), contents.get(name, ()))):
                     found[f"{path}.{name}" if path else name] = now.get(name)
         return found
+
+    def settle(self, value_of: Callable[[torch.Tensor], Optional[torch.Tensor]]) -> None:
+        """Put constants of a trace that have replaced tensors there as the host has them, as in eager PyTorch.
+
+        Args:
+            value_of: Returns the values of a traced tensor that depends on no data, None for others.
+        """
+        for _, own, before, _ in self._before:
+            for name, former in before.items():
+                if own.get(name) is not former:
+                    value = constant_of(former, own.get(name), value_of)
+                    if value is not None:
+                        own[name] = before[name] = value
 
     def put_back(self, always: bool = False, but: Container[str] = (), kept: Container[str] = ()) -> None:
         """Give every module in which there are tensors now that were not there its attributes back, all together.
@@ -97,6 +111,20 @@ class ModuleAttributes:
         owned = [own[kind].values() for _, own, _, _ in self._before for kind in _TENSORS_OF_MODULES]
         weights = {id(each) for values in owned for each in values}
         return bool(shown) and all(id(tensor) in weights for tensor in shown)
+
+
+def constant_of(
+    before: Any, now: Any, value_of: Callable[[torch.Tensor], Optional[torch.Tensor]]
+) -> Optional[torch.Tensor]:
+    """Return the host's tensor for one of the trace that has replaced a tensor of the host, None if it has none."""
+    if type(before) is not torch.Tensor or not isinstance(now, torch.Tensor):
+        return None
+    value = value_of(now)
+    if value is None or value is before:
+        return value
+    with DisableTorchFunction():
+        same = value.dtype is before.dtype and value.shape == before.shape and torch.equal(value, before)
+    return before if same else value
 
 
 def plain_attributes(own: _Own) -> _Own:

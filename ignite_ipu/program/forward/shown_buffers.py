@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict
+from typing import Dict, Optional
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ class ShownBuffers:
     def __init__(self) -> None:
         self.read: Dict[str, Line] = {}
         self._values: Dict[str, torch.Tensor] = {}
+        self._traced: Optional[HostConstants] = None
 
     def keep(self, step: nn.Module) -> None:
         """Keep the values that the buffers of a step have before it is compiled."""
@@ -41,4 +42,13 @@ class ShownBuffers:
     def constants(self, step: nn.Module) -> HostConstants:
         """Return a context in which the code of a step, which is traced, may read these values."""
         traced = named_tensors(step, BUFFERS)
-        return HostConstants({name: (traced[name], value) for name, value in self._values.items()}, self.read)
+        self._traced = HostConstants({name: (traced[name], value) for name, value in self._values.items()}, self.read)
+        return self._traced
+
+    def constant(self, tensor: torch.Tensor) -> Optional[torch.Tensor]:
+        """Return the values of a tensor of the trace that depends on no data, None for others."""
+        return None if self._traced is None else self._traced.value_of(tensor)
+
+    def forget_trace(self) -> None:
+        """Let the tensors of the trace go."""
+        self._traced = None
