@@ -45,7 +45,7 @@ class Made:
 
     @property
     def taken(self) -> int:
-        """When the weights before the update were kept."""
+        """The moment at which the weights before the update were kept."""
         return self._before.taken
 
     def made_with(self, other: Made) -> bool:
