@@ -300,6 +300,12 @@ def test_parameters_that_an_optimizer_gets_after_clipping_are_not_clipped() -> N
         # PyTorch adds the gradient of a loss on the device to one of the host, which no update uses.
         ("Spare", ("Adam",), "gradient_replaced:1 forward backward", "refused"),
         ("Teacher", ("Adam",), "gradient_replaced:6 forward backward read_gradient:6 step", "same"),
+        # Gradients of the host alone are clipped by PyTorch; with those of losses, they are not clipped together.
+        ("BatchNorm", ("SGD",), "gradient_replaced:2 clip", "same"),
+        ("Teacher", ("SGD",), "gradient_replaced:3 clip_nothing:6", "same"),
+        ("Perceptron", ("Adam",), "forward backward step zero_grad gradient_replaced:1 clip_nothing clip", "same"),
+        ("Perceptron", ("Adam",), "forward backward gradient_replaced:1 clip_nothing", "refused"),
+        ("Perceptron", ("Adam",), "forward backward step gradient_replaced:1 clip_nothing", "refused"),
         # A weight is written through a view, before a call is replayed that computed with its value of before.
         ("SpectralNorm", ("Adam",), "forward write_item:1", "same"),
         ("BatchNorm", ("Adam",), "forward backward step zero_grad forward write_item", "same"),

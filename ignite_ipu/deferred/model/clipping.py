@@ -73,13 +73,17 @@ def clip(
         given: The argument of the loop, which may show the origin of the parameters.
     """
     training, found = update.training, update.training.gradients
-    chosen = list(parameters) if max_norm == math.inf else None
+    views, none_of_host = update.books.views, update.books.views.known_none
+    every = None if none_of_host and max_norm != math.inf else list(parameters)
+    parameters, chosen = parameters if every is None else every, every if max_norm == math.inf else None
     before = training.clipping.so_far
     if chosen is None:
         _check_all(update, parameters, given)
     if not any(entry.exists for entry in update.gradients.entries):
-        # Nothing is clipped that is not there.
-        return torch.tensor(0.0)
+        # Those of the host are PyTorch's, if there are any.
+        return torch.tensor(0.0) if none_of_host else clip_grad_norm_(list(parameters), max_norm, norm_type)
+    if not none_of_host:
+        views.refuse_those_of_the_host(update.gradients.own if chosen is None else set(map(id, chosen)))
     pending, early = update.gradients.pending, update.early
     if early is not None:
         early.check_confirmed()
