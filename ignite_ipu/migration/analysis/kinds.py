@@ -114,6 +114,9 @@ def default_of(function: Union[Function, ast.Lambda], name: str) -> Optional[ast
     return {**defaults, **dict(keywords)}.get(name)
 
 
+# Methods that return their tensor if it has the type, the device or the layout already.
+_TYPES = frozenset(["float", "double", "half", "bfloat16", "int", "long", "bool"])
+_CONVERSIONS = _TYPES | {"to", "type", "type_as", "contiguous"}
 _CONTAINER_TYPES = {"List", "Tuple", "Dict", "Sequence", "Iterable", "Mapping", "list", "tuple", "dict"}
 
 
@@ -159,6 +162,18 @@ def reads(value: ast.expr, name: str) -> bool:
         if dotted(part) == name:
             return True
     return False
+
+
+def converts(value: ast.expr, name: str) -> bool:
+    """Return whether an expression is a tensor of this name converted, which is the same once it is converted.
+
+    Arguments that read it, too, change nothing, as in `self.table.to(self.table.device)`.
+    """
+    methods: List[str] = []
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _CONVERSIONS:
+        methods.append(value.func.attr)
+        value = value.func.value
+    return bool(methods) and len(_TYPES.intersection(methods)) <= 1 and dotted(value) == name
 
 
 def settled_by(node: ast.If) -> Set[str]:

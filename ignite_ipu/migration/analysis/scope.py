@@ -8,7 +8,7 @@ import re
 from typing import Dict, FrozenSet, Iterator, Mapping, NamedTuple, Optional, Protocol, Sequence, Set
 
 from ignite_ipu.migration.analysis.conditions import Conditions, Runs
-from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, parameters_of, reads
+from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, converts, parameters_of, reads
 from ignite_ipu.migration.analysis.models import Model
 from ignite_ipu.migration.analysis.names import Names, dotted, is_layer, walk
 from ignite_ipu.migration.analysis.values import Origin, Value
@@ -138,11 +138,12 @@ class Scope:
         """Note a change of Python state.
 
         A value that is made if it is missing, unfit or already known is the same in every call. So are tensors that are
-        stored for other code to read.
+        stored for other code to read, and one that is converted.
         """
+        converted = value is not None and converts(value, name)
         own = value is None or reads(value, name)
         left = kind.is_tensor and self.model is not None and not self.model.reads(name.rpartition(".")[2])
-        settled = not own and (kind.kind is Kind.PYTHON or name in self.tested or left)
+        settled = converted or (not own and (kind.kind is Kind.PYTHON or name in self.tested or left))
         self.fact("settled" if settled else "mutation", node, name)
 
     def is_own(self, node: ast.AST) -> bool:

@@ -103,3 +103,25 @@ def test_a_tensor_kept_beside_a_result(findings):
                 return x
     """
     assert [each.run.value for each in findings(RULE, code)] == ["handled"]
+
+
+def test_a_converted_table_is_the_same_in_every_call(findings):
+    """A conversion of the attribute itself changes it once at most; arithmetic does in each call."""
+    code = """
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.table = torch.zeros(4)
+                self.scale = torch.ones(4)
+                self.register_buffer("flag", torch.zeros(1))
+            def forward(self, x):
+                self.table = self.table.to(self.flag)
+                self.table = self.table.to(x.device).type_as(x)
+                self.scale = self.scale.to(x) * 2
+                return x + self.table * self.scale
+    """
+    found = [(each.line, each.run.name) for each in findings(RULE, code)]
+    assert found == [(11, "HANDLED"), (12, "HANDLED"), (13, "REFUSED")]
