@@ -27,7 +27,7 @@ class ModelNames:
     """Finds the models of a script, and the names of its optimizers and of what they train in the models."""
 
     def __init__(self) -> None:
-        # Modules whose `parameters()` were called, in this order.
+        # Modules that were called, or whose `parameters()` were, in this order.
         self._modules: List[weakref.ref[nn.Module]] = []
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, Names] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = weakref.WeakKeyDictionary()
@@ -37,7 +37,7 @@ class ModelNames:
         self._numbers, self._numbers_of_optimizers = itertools.count(), itertools.count()
 
     def note(self, module: nn.Module) -> None:
-        """Note that the script asks a module for its parameters."""
+        """Note a module that is called, or that the script asks for its parameters."""
         if all(known() is not module for known in self._modules):
             self._modules.append(weakref.ref(module))
 

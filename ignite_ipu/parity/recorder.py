@@ -186,8 +186,10 @@ class Recorder:
         # Within a call of a model, or in a trace of it by this library.
         if self._calls.depth:
             return original(module, *args, **kwargs)
-        inner = EAGER.is_on or type(module).__module__.startswith(_OURS)
-        if inner or next(itertools.chain(module.parameters(), module.buffers()), None) is None:
+        ours = type(module).__module__.startswith(_OURS)
+        if not ours:
+            self._names.note(module)
+        if ours or EAGER.is_on or next(itertools.chain(module.parameters(), module.buffers()), None) is None:
             return original(module, *args, **kwargs)
         self._calls.depth += 1
         try:
