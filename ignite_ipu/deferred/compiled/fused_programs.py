@@ -61,10 +61,15 @@ class FusedPrograms(TrainingPrograms):
         self._reach: Tuple[Optional[CompiledUpdate], Any, FrozenSet[int]] = (None, None, frozenset())
 
     def reached(self, losses: Optional[Sequence[Loss]] = None) -> FrozenSet[int]:
-        """Return the ids of the parameters that have gradients of losses; of those of the last update, without any."""
+        """Return the ids of the parameters that have gradients of losses; of those of the last update, without any.
+
+        Of losses whose operations have lost their operands, they are all that were trained.
+        """
         tape = self.tape if losses is None else Tape(losses)
         if tape is None:
             return frozenset()
+        if losses is not None and any(loss.value.operation.is_spent for loss in losses):
+            return _trained_in(tape)
         if self._reached[0] != tape.losses:
             # All updates that one trace of a program makes have the same.
             traced = None if losses is not None or self.trained is None else self.trained.program.state

@@ -127,10 +127,10 @@ class UpdateGradients:
         if awaited:
             self.settle_norms()
         if max_norm is not None:
-            factor = self._factor(max_norm)
-            for gradient in gradients.values():
-                if gradient is not None:
-                    gradient.mul_(factor.to(gradient.dtype))
+            given = [gradient for gradient in gradients.values() if gradient is not None]
+            factor = _clip_factor(max_norm, _total_norm([torch.linalg.vector_norm(each) for each in given]))
+            for gradient in given:
+                gradient.mul_(factor.to(gradient.dtype))
         self._found, self._factors = {}, {}
 
     def discard(self, problem: str) -> None:
@@ -165,7 +165,7 @@ class UpdateGradients:
         """Return the factor that clips gradients to a norm."""
         factor = self._factors.get(max_norm)
         if factor is None:
-            factor = self._factors[max_norm] = torch.clamp(max_norm / (self.norm() + _EPSILON), max=1.0)
+            factor = self._factors[max_norm] = _clip_factor(max_norm, self.norm())
         return factor
 
     def norm(
@@ -185,7 +185,7 @@ class UpdateGradients:
         if clipped is not None and norms:
             factor = self._factor(clipped)
             norms = [norm * factor if self._is_clipped(key) else norm for key, norm in zip(found, norms)]
-        return torch.linalg.vector_norm(torch.stack(norms), kind) if norms else torch.tensor(0.0)
+        return _total_norm(norms, kind)
 
     def read(self) -> Dict[int, Optional[torch.Tensor]]:
         """Return the gradients by `id` of their parameter, which are copied once for each update.
@@ -207,3 +207,13 @@ class UpdateGradients:
     def _trained(self) -> List[Tuple[str, torch.Tensor]]:
         with DisableTorchFunctionSubclass():
             return [(name, each) for name, each in self._session.model.named_parameters() if requires_grad(each)]
+
+
+def _total_norm(norms: Sequence[torch.Tensor], kind: float = 2.0) -> torch.Tensor:
+    """Return the norm of gradients of which each has one of some norms."""
+    return torch.linalg.vector_norm(torch.stack(list(norms)), kind) if norms else torch.tensor(0.0)
+
+
+def _clip_factor(max_norm: float, norm: torch.Tensor) -> torch.Tensor:
+    """Return the factor that clips gradients of a norm to another."""
+    return torch.clamp(max_norm / (norm + _EPSILON), max=1.0)

@@ -75,8 +75,10 @@ class Books:
         # Those of updates that have run are lost with these, if the parameters had any of them.
         pending = {id(each) for update in self.updates for each in update.gradients.pending} if rest else set()
         for entry in book.within(rest) if rest else ():
-            used = [before for before in entry.losses if id(before) not in pending]
-            if any(not entry.ids.isdisjoint(trained_in(before)) for before in used):
+            used = [trained_in(before) for before in entry.losses if id(before) not in pending]
+            given = entry.ids & frozenset().union(*used)
+            if given:
+                entry.given |= given
                 entry.unknown = "no optimizer holds the parameter, so its gradients of all losses so far add up"
             entry.losses = [*[before for before in entry.losses if id(before) in pending], loss]
 

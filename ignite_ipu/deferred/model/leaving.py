@@ -177,6 +177,11 @@ def _lost(loop: Loop, books: Books) -> List[Tuple[str, List[torch.Tensor]]]:
             )
     found: List[Tuple[str, List[torch.Tensor]]] = []
     for entry in books.gradients.entries:
+        spent = [loss for loss in entry.losses if loss.value.operation.is_spent]
+        if spent:
+            entry.unknown = "no optimizer holds the parameter, so its gradients of earlier updates were on the device"
+            entry.given |= entry.ids & frozenset().union(*map(trained_in, spent))
+            entry.losses = [loss for loss in entry.losses if loss not in spent]
         if (entry.used is None or entry.made) and not entry.unknown:
             continue
         parameters = [

@@ -61,14 +61,15 @@ class LostGradient(DeviceGradient):
         if same and isinstance(first, LostGradient) and first.held is None:
             return first
         if name in _ZEROING:
-            args = mapped(args, _as_zeros)
-            return func(*args, **(kwargs or {}))
+            return func(*mapped(args, _as_zeros), **(kwargs or {}))
         return super().__torch_function__(func, types, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Sequence[type], args: Tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if func.__name__.partition(".")[0] in _ZEROING:
+            return func(*mapped(args, _as_zeros), **(kwargs or {}))
         gradient = next(leaf for leaf in leaves_of((args, kwargs or {})) if isinstance(leaf, LostGradient))
         gradient.refuse()
 

@@ -66,6 +66,14 @@ def then_clear_the_module_to_zeros(loop: Loop) -> None:
     loop["optimizer"].step()
 
 
+def hold_them_while_they_are_cleared(loop: Loop) -> None:
+    """Clearing to zeros is what moves updates to the host, as the loop still holds the gradients."""
+    loop["held"] = [each.grad for each in loop["model"].parameters()]
+    loop["optimizer"].zero_grad(set_to_none=False)
+    go_backward(loop)
+    loop["optimizer"].step()
+
+
 def then_clear_one_by_one(loop: Loop) -> None:
     look_at_inputs(loop)
     for number, weight in enumerate(loop["model"].parameters()):
@@ -93,6 +101,7 @@ def then_clear_after_backward(loop: Loop) -> None:
         then_clear,
         then_clear_to_zeros,
         then_clear_the_module_to_zeros,
+        hold_them_while_they_are_cleared,
         then_clear_one_by_one,
         then_clear_after_backward,
     ],
@@ -147,3 +156,36 @@ def test_a_use_is_refused_before_weights_change(event: Callable[[Loop], None]) -
     with pytest.raises(CaptureError, match=r"gone\..*test_lost_gradients\.py.*Only the first updates of a loop"):
         play(watched, "auto")
     assert weights
+
+
+class Parts(nn.Module):
+    """A model of three parts, the middle of which no optimizer holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(torch.tanh(self.middle(torch.tanh(self.first(x)))))
+        return out
+
+
+@pytest.mark.parametrize("updates", [1, 2, 10])
+@pytest.mark.parametrize("clears", [False, True])
+def test_gradients_of_no_optimizer_are_gone_with_the_updates_before(updates: int, clears: bool) -> None:
+    """PyTorch adds them up over all updates."""
+    model = Parts()
+    first, last = (torch.optim.SGD(part.parameters(), lr=0.1) for part in (model.first, model.last))
+    for optimizer in (first, last):
+        ipu_prepare(optimizer, model, config=IPUConfig(update="auto"))
+    for _ in range(updates):
+        first.zero_grad()
+        last.zero_grad()
+        model(torch.randn(4, 3)).pow(2).mean().backward()
+        first.step()
+        last.step()
+    if clears:
+        first.zero_grad()
+        last.zero_grad()
+    with pytest.raises(CaptureError, match=r"that is gone\..*no optimizer holds the parameter"):
+        torch.linalg.vector_norm(model.middle.weight.grad)
