@@ -246,13 +246,6 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         ("Perceptron", ("SGD",), "step zero_grad_to_zeros clip_nothing", "same"),
         # The next loss gives these no gradients, and those of zero stay.
         ("TwoHeads", ("SGD", "SGD", "SGD"), "step zero_grad_to_zeros forward backward", "same"),
-        # Used gradients, clipped for each optimizer, are computed again.
-        (
-            "TwoModels",
-            ("SGD", "SGD"),
-            "step zero_grad forward backward clip_and_read clip_and_read:1 step forward backward",
-            "same",
-        ),
         # A call that the update leaves out writes buffers between those of the update.
         ("SpectralNorm", ("Adam",), "step zero_grad another forward two_losses backward step", "same"),
         # An update is made again whose last loss went backward first, with buffers that the first has written.

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ignite_ipu import IPUConfig, ipu_prepare
+from ignite_ipu import IPUConfig, ipu_clip_grad_norm_, ipu_prepare
 from ignite_ipu.errors import CaptureError
 
 BEFORE = 10  # updates, of which the first ones can be made again on the host
@@ -189,3 +189,26 @@ def test_gradients_of_no_optimizer_are_gone_with_the_updates_before(updates: int
         last.zero_grad()
     with pytest.raises(CaptureError, match=r"that is gone\..*no optimizer holds the parameter"):
         torch.linalg.vector_norm(model.middle.weight.grad)
+
+
+def test_used_gradients_that_are_made_again_are_clipped_for_each_optimizer() -> None:
+    """The third update adds to those of the second, so they are computed again on the host."""
+
+    def trained(on_ipu: bool) -> List[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        optimizers = [torch.optim.SGD(part.parameters(), lr=1.0) for part in (model[0], model[2])]
+        for optimizer in optimizers if on_ipu else []:
+            ipu_prepare(optimizer, model, config=IPUConfig(update="auto"))
+        for number in range(3):
+            for optimizer in optimizers if number < 2 else []:
+                optimizer.zero_grad()
+            model(torch.randn(4, 3)).pow(2).mean().backward()
+            for part, norm in ((model[0], 0.001), (model[2], 0.002)) if number < 2 else []:
+                ipu_clip_grad_norm_(part.parameters(), norm)
+            for optimizer in optimizers:
+                optimizer.step()
+        return [each.detach().clone() for each in model.parameters()]
+
+    for found, expected in zip(trained(True), trained(False)):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
