@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional, Sequence
 
+import torch
 from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.program.guards.retrace import MOST_CALLS
@@ -17,14 +18,11 @@ class RepeatedCall:
 
     `TrainingCalls.prepare` goes through many objects to bring a program to its IPUs. After a call its facts are known,
     and one function compares them. Arguments are like those of the last call in shape and type.
-
-    Attributes:
-        executor: The executor to call.
     """
 
     def __init__(self, programs: Programs, state: CompiledProgram, handles: int) -> None:
         trained = programs.trainers.required()
-        self.executor = state.executor
+        self._executor = state.executor
         self._trainers, self._trained, self._link = programs.trainers, trained, trained.link
         self._program, self._state, self._shared = trained.program, state, programs.shared
         self._weights, self._copies = programs.weights, programs.weights.programs
@@ -42,26 +40,30 @@ class RepeatedCall:
             return None
         return None if state.buffers or programs.shared.others else cls(programs, state, handles)
 
-    def is_ready(self) -> bool:
-        """Return whether `executor` may be called as it is: it is on its IPUs, with the newest weights and numbers."""
-        state, copy = self._state, self._copy
-        return (
-            self._trainers.current is self._trained
-            and self._trained.program is self._program
-            and self._program.state is state
-            and RemovableHandle.next_id == self._handles
-            and not self._shared.others
-            and not state.is_due
-            and state.calls < MOST_CALLS
-            and copy is not None
-            and self._copies.training is copy
-            and not copy.stale
-            and self._link.is_current
-            and self.executor.isAttachedToDevice()
-        )
+    def run(self, leaves: Sequence[torch.Tensor]) -> Any:
+        """Make an update by the executor as it is, and note it as `TrainingCalls.note_updates` does.
 
-    def note(self) -> None:
-        """Note that the executor has made an update, as `TrainingCalls.note_updates` does."""
+        Returns the results; None, before anything has run, if it is not on its IPUs with the newest weights and
+        numbers.
+        """
+        state, copy = self._state, self._copy
+        if (
+            self._trainers.current is not self._trained
+            or self._trained.program is not self._program
+            or self._program.state is not state
+            or RemovableHandle.next_id != self._handles
+            or self._shared.others
+            or state.is_due
+            or state.calls >= MOST_CALLS
+            or copy is None
+            or self._copies.training is not copy
+            or copy.stale
+            or not self._link.is_current
+            or not self._executor.isAttachedToDevice()
+        ):
+            return None
+        results = self._executor(*leaves)
         self._weights.trained()
         self._link.stepped(1)
-        self._state.calls += 1
+        state.calls += 1
+        return results

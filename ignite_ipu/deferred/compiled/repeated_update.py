@@ -10,7 +10,7 @@ from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.training import explain_failure
 from ignite_ipu.deferred.compiled.update import CompiledUpdate, Place, keep_beside
 from ignite_ipu.deferred.compiled.update_gradients import UpdateGradients
-from ignite_ipu.deferred.graph.operations import CLOCK, ModesThen, Value, finish_all
+from ignite_ipu.deferred.graph.operations import CLOCK, ModesThen, finish_all, unknown_values
 from ignite_ipu.deferred.graph.step_graph import Chain, Loss, MicroBatch, Tape
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
 from ignite_ipu.session.repeated_call import RepeatedCall
@@ -80,47 +80,33 @@ class RepeatedUpdate:
             return False
         if batch.numbers != self._numbers or gradients.norms or gradients.wanted or not self._modes.are(self._then):
             return False
-        operations, device = batch.operations, set(batch.operations)
-        places: List[Place] = []
-        values: List[Value] = []
-        leaves: List[torch.Tensor] = []
-        for position, operation in enumerate(operations):
-            for reference in operation.results:
-                value: Optional[Value] = reference()
-                if value is None or value.tensor is not None:
-                    continue
-                is_read = value.handle() is not None
-                for consumer in () if is_read else value.consumers:
-                    reader = consumer()
-                    is_read = is_read or (reader is not None and reader not in device)
-                if is_read:
-                    places.append((position, value.index))
-                    values.append(value)
-        if places != self._places:
+        operations = batch.operations
+        unknown = unknown_values(operations, set(operations))
+        read = [(position, value) for position, value, is_read in unknown if is_read]
+        if [(position, value.index) for position, value in read] != self._places:
             return False
+        leaves: List[torch.Tensor] = []
         for item in batch.inputs:
             tensor = item.tensor
             if type(tensor) is not torch.Tensor or version_of(tensor) != item.writes:
                 return False
             leaves.append(tensor.contiguous() if tensor.dim() else tensor.reshape(1))
         call, session = self._call, programs.session
-        if call is not None and call.is_ready():
-            try:
-                results = call.executor(*leaves)
-            except BaseException as error:
-                programs.compiled = None
-                explain_failure(session, self._compiled, error)
-                raise
-            call.note()
-        elif session.trainers.current is programs.trained:
+        try:
+            results = None if call is None else call.run(leaves)
+        except BaseException as error:
+            programs.compiled = None
+            explain_failure(session, self._compiled, error)
+            raise
+        if results is None:
+            if session.trainers.current is not programs.trained:
+                return False
             results = programs.results(self._compiled, [batch])
             session.calls.note_updates(1)
             self._call = session.calls.repeated()
-        else:
-            return False
         programs.tape = Tape([loss])
         finish_all(operations)
-        for value, place in zip(values, self._results):
+        for (_, value), place in zip(read, self._results):
             output, size = results if self._is_single else results[place], value.shape.size
             value.take(output if size or not output.dim() else output[0])
             if value.consumers:

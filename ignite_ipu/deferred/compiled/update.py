@@ -9,7 +9,15 @@ from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 import torch
 
 from ignite_ipu.deferred.compiled.splitting import WHOLE, Split
-from ignite_ipu.deferred.graph.operations import CLOCK, ModesThen, Operation, Value, finish_all, keep_inputs
+from ignite_ipu.deferred.graph.operations import (
+    CLOCK,
+    ModesThen,
+    Operation,
+    Value,
+    finish_all,
+    keep_inputs,
+    unknown_values,
+)
 from ignite_ipu.deferred.graph.step_graph import MicroBatch, StepGraph
 from ignite_ipu.program.tensors.rows import join_tensors
 
@@ -142,18 +150,9 @@ def needed_values(batches: Sequence[MicroBatch], keeps: Optional[Callable[[Opera
     device = set(first.operations).union(*[batch.operations for batch in others])
     needed = []
     for number, batch in enumerate(batches):
-        for position, operation in enumerate(batch.operations):
-            for reference in operation.results:
-                value = reference()
-                if value is None or value.tensor is not None:
-                    continue
-                # Another update may read it and not compute it, as a target without gradients.
-                is_read = value.handle() is not None
-                for consumer in () if is_read else value.consumers:
-                    reader = consumer()
-                    is_read = is_read or (reader is not None and reader not in device)
-                if is_read or (keeps is not None and not keeps(operation) and any(map(keeps, value.readers()))):
-                    needed.append(((position, value.index), number, value))
+        for position, value, is_read in unknown_values(batch.operations, device):
+            if is_read or (keeps is not None and not keeps(value.operation) and any(map(keeps, value.readers()))):
+                needed.append(((position, value.index), number, value))
     return needed
 
 

@@ -12,6 +12,7 @@ import weakref
 from typing import (
     Any,
     Callable,
+    Container,
     Dict,
     Hashable,
     Iterable,
@@ -395,6 +396,26 @@ class Operation:
         self.done, self._is_live = True, keep
         if not keep:
             self.leaves, self.before = (), _NO_BUFFERS
+
+
+def unknown_values(operations: Sequence[Operation], device: Container[Operation]) -> List[Tuple[int, Value, bool]]:
+    """Return the values of operations that are unknown, each after the position of its operation.
+
+    The last item is whether code may read the value after an update that makes the operations of `device`, or another
+    update may that does not compute it, as a target without gradients.
+    """
+    found: List[Tuple[int, Value, bool]] = []
+    for position, operation in enumerate(operations):
+        for reference in operation.results:
+            value = reference()
+            if value is None or value.tensor is not None:
+                continue
+            is_read = value.handle() is not None
+            for consumer in () if is_read else value.consumers:
+                reader = consumer()
+                is_read = is_read or (reader is not None and reader not in device)
+            found.append((position, value, is_read))
+    return found
 
 
 def finish_all(operations: Iterable[Operation]) -> None:

@@ -152,7 +152,7 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
                 return None
         except (CaptureError, OptimizerError) as error:
             return _leave_device(self, last.loop, closure, (), error)
-    update = known_update(self)
+    update = None if last is None else known_update(self)
     if update is None:
         on_host = self.__dict__[WATCH].on_host()
         if on_host:
@@ -263,7 +263,7 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
     last: Optional[FusedUpdate] = None if known is None else known()
     if set_to_none and last is not None and last.loop.steady is not None and last.loop.steady.clear(self):
         return
-    update = known_update(self)
+    update = None if last is None else known_update(self)
     if update is not None:
         update.zero_grad(self, set_to_none)
         return
