@@ -187,9 +187,10 @@ class Recorder:
         if self._calls.depth:
             return original(module, *args, **kwargs)
         ours = type(module).__module__.startswith(_OURS)
-        if not ours:
-            self._names.note(module)
-        if ours or EAGER.is_on or next(itertools.chain(module.parameters(), module.buffers()), None) is None:
+        if ours or next(itertools.chain(module.parameters(), module.buffers()), None) is None:
+            return original(module, *args, **kwargs)
+        self._names.note(module)
+        if EAGER.is_on:
             return original(module, *args, **kwargs)
         self._calls.depth += 1
         try:
