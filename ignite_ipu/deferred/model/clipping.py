@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Iterable, List, Union
+from typing import Any, Iterable, List, Optional, Union
 
 import torch
 from torch import nn
@@ -74,8 +74,11 @@ def clip(
     """
     training, found = update.training, update.training.gradients
     views, none_of_host = update.books.views, update.books.views.known_none
-    every = None if none_of_host and max_norm != math.inf else list(parameters)
-    parameters, chosen = parameters if every is None else every, every if max_norm == math.inf else None
+    chosen: Optional[List[torch.Tensor]] = None
+    if max_norm == math.inf:
+        parameters = chosen = list(parameters)
+    elif not none_of_host:
+        parameters = list(parameters)
     before = training.clipping.so_far
     if chosen is None:
         _check_all(update, parameters, given)

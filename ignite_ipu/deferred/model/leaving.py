@@ -41,6 +41,7 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
     Raises:
         CaptureError: An update cannot be taken back, or gradients are needed that are gone. The loop is as it was.
     """
+    _forget_spent(books)
     lost = _lost(loop, books)
     loop.edits.look()
     logger.warning(
@@ -163,6 +164,16 @@ def _moment(planned: Tuple[Loss, Any, Any]) -> Tuple[int, int, int]:
     return (loss.number, 0, 0) if made is None else (made.taken, loss.operations[-1].number, loss.number)
 
 
+def _forget_spent(books: Books) -> None:
+    """Take losses out of the book whose operands are gone: of updates that went over parameters of no optimizer."""
+    for entry in books.gradients.entries:
+        spent = [loss for loss in entry.losses if loss.value.operation.is_spent]
+        if spent:
+            entry.unknown = "no optimizer holds the parameter, so its gradients of earlier updates were on the device"
+            entry.given |= entry.ids & frozenset().union(*map(trained_in, spent))
+            entry.losses = [loss for loss in entry.losses if loss not in spent]
+
+
 def _lost(loop: Loop, books: Books) -> List[Tuple[str, List[torch.Tensor]]]:
     """Return the parameters whose gradients cannot be computed any more, by the reason why.
 
@@ -177,11 +188,6 @@ def _lost(loop: Loop, books: Books) -> List[Tuple[str, List[torch.Tensor]]]:
             )
     found: List[Tuple[str, List[torch.Tensor]]] = []
     for entry in books.gradients.entries:
-        spent = [loss for loss in entry.losses if loss.value.operation.is_spent]
-        if spent:
-            entry.unknown = "no optimizer holds the parameter, so its gradients of earlier updates were on the device"
-            entry.given |= entry.ids & frozenset().union(*map(trained_in, spent))
-            entry.losses = [loss for loss in entry.losses if loss not in spent]
         if (entry.used is None or entry.made) and not entry.unknown:
             continue
         parameters = [
