@@ -306,6 +306,9 @@ def test_parameters_that_an_optimizer_gets_after_clipping_are_not_clipped() -> N
         ("Perceptron", ("Adam",), "forward backward step zero_grad gradient_replaced:1 clip_nothing clip", "same"),
         ("Perceptron", ("Adam",), "forward backward gradient_replaced:1 clip_nothing", "refused"),
         ("Perceptron", ("Adam",), "forward backward step gradient_replaced:1 clip_nothing", "refused"),
+        # Parameters are frozen or trained again between losses, after which the host computes their gradients.
+        ("Perceptron", ("Adam",), "forward backward freeze_module", "same"),
+        ("Penalty", ("SGD",), "freeze:3 forward backward freeze:3 another freeze:2", "same"),
         # A weight is written through a view, before a call is replayed that computed with its value of before.
         ("SpectralNorm", ("Adam",), "forward write_item:1", "same"),
         ("BatchNorm", ("Adam",), "forward backward step zero_grad forward write_item", "same"),

@@ -11,24 +11,26 @@ from torch import nn
 
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import Operation, by_number, replayed
-from ignite_ipu.deferred.graph.state import Older
+from ignite_ipu.deferred.graph.state import Older, trained_in
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import unflatten
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.left_behind import called_beside
 from ignite_ipu.program.tensors.differentiated import differentiated
-from ignite_ipu.program.tensors.raw import named_tensors, plain, requires_grad
+from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
 def computed_gradients(model: nn.Module, losses: Sequence[Loss]) -> Dict[int, Optional[torch.Tensor]]:
     """Return the gradients of the sum of losses by `id` of the parameter, None where none depends on it.
 
-    The host has the newest weights. Layers are in the modes they are in: random ones draw others than the step will,
-    and statistics of batches are not kept.
+    Parameters may have been frozen since: those have gradients that were trained when a loss was computed. The host has
+    the newest weights. Layers are in the modes they are in: random ones draw others than the step will, and statistics
+    of batches are not kept.
     """
+    ids = frozenset().union(*map(trained_in, losses))
     with DisableTorchFunctionSubclass():
-        trained = {id(each): plain(each).requires_grad_() for each in model.parameters() if requires_grad(each)}
+        trained = {id(each): plain(each).requires_grad_() for each in model.parameters() if id(each) in ids}
         total = _total(losses, trained)
         found = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
     return dict(zip(trained, found))
@@ -120,14 +122,17 @@ def _replayed(
 ) -> Dict[Operation, List[torch.Tensor]]:
     """Compute the operations of losses on the host from copies of parameters, and return the results of each.
 
-    `before` is called before each operation that reads tensors of the host.
+    Each operation has copies without gradients of the parameters that were frozen when it was recorded. `before` is
+    called before each operation that reads tensors of the host.
     """
     operations = {each for loss in losses for each in loss.operations}
     buffers: Dict[int, torch.Tensor] = {}
 
     def tensor_of(leaf: Input, operation: Operation) -> torch.Tensor:
         before(operation)
-        return trained.get(id(leaf.tensor), torch.Tensor.detach(leaf.tensor))
+        copy = trained.get(id(leaf.tensor), leaf.tensor)
+        is_trained = leaf.shape.requires_grad or not copy.requires_grad
+        return copy if copy is not leaf.tensor and is_trained else torch.Tensor.detach(copy)
 
     def called(operation: Operation, leaves: List[Any]) -> Any:
         before(operation)
@@ -150,6 +155,10 @@ def _called(
     buffers.update(copies)
     given = {name: trained.get(id(each), copies[id(each)]) for name, each in tensors.items()}
     modes = operation.signature.modes
+    if modes is not None:
+        frozen = {id(each) for each, is_trained in zip(modes.of.parameters, modes.trained) if not is_trained}
+        pairs = [(name, given[name]) for name, each in tensors.items() if id(each) in frozen]
+        given.update({name: copy.detach() for name, copy in pairs if copy.requires_grad})
     with EAGER, modes.of.at(modes) if modes is not None else contextlib.nullcontext():
         call = functools.partial(torch.func.functional_call, model, given, args, kwargs, tie_weights=False)
         result = called_beside(operation.signature.left, call)
