@@ -267,6 +267,9 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         ("Perceptron", ("SGD",), "step zero_grad forward another write_weight:6 sum_of_losses", "same"),
         # One optimizer steps before the other, whose losses were computed before both.
         ("Adversaries", ("SGD", "Adam"), "forward backward step forward backward", "same"),
+        # A loss that was computed before a step goes backward after it, and joins another model.
+        ("TwoHeads", ("SGD", "SGD", "SGD"), "forward step backward step", "same"),
+        ("TwoHeads", ("Adam", "SGD", "RMSprop"), "forward read_loss step backward step_of_one:1 step", "same"),
     ],
 )
 def test_state_that_was_found_wrong(world: str, kinds: Tuple[str, ...], events: str, kind: str) -> None:
@@ -312,6 +315,8 @@ def test_parameters_that_an_optimizer_gets_after_clipping_are_not_clipped() -> N
         # A weight is written through a view, before a call is replayed that computed with its value of before.
         ("SpectralNorm", ("Adam",), "forward write_item:1", "same"),
         ("BatchNorm", ("Adam",), "forward backward step zero_grad forward write_item", "same"),
+        # A loss that was computed before a step goes backward after it, and joins another model.
+        ("TwoHeads", ("SGD", "SGD", "SGD"), "forward backward forward step zero_grad backward step", "refused"),
     ],
 )
 def test_state_that_was_found_wrong_on_the_device(world: str, kinds: Tuple[str, ...], events: str, kind: str) -> None:

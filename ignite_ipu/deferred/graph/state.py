@@ -40,6 +40,14 @@ class Older:
         """Return copies of weights, of which the host has the newest values."""
         return cls(CLOCK.now, [(each, plain(each).clone()) for each in weights])
 
+    def with_others(self, later: Older) -> Older:
+        """Return these weights with those that only `later` has, which have not changed in between."""
+        if len(self.values) >= len(later.values):
+            return self
+        own = {id(tensor) for tensor, _ in self.values}
+        others = [pair for pair in later.values if id(pair[0]) not in own]
+        return dataclasses.replace(self, values=[*self.values, *others])
+
 
 def weights_of(operation: Operation) -> FrozenSet[int]:
     """Return the ids of the parameters and buffers that an operation computes with."""

@@ -92,6 +92,11 @@ class Books:
         """True if the loop has clipped gradients that no update has used yet."""
         return any(update.training.clipping.asked and update.gradients.pending for update in self.updates)
 
+    @property
+    def last_step(self) -> int:
+        """The moment of the last update, by `CLOCK`; 0 if none was made."""
+        return max(update.turn.stepped for update in self.updates)
+
     def holding(self, ids: AbstractSet[int]) -> FusedUpdate:
         """Return the update of a parameter, by its id in a set; any for one that no optimizer holds."""
         for update in self.updates:

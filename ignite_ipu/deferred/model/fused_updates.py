@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import AbstractSet, Any, Callable, Optional, Sequence
+from typing import AbstractSet, Any, Callable, Dict, Optional, Sequence
 
 import torch
 
@@ -221,14 +221,18 @@ class FusedUpdates:
         self._loop.steady = None
         if self.standby is not None:
             self.standby.merge(other.standby if isinstance(other, FusedUpdates) else other)
-        books = other.books if isinstance(other, FusedUpdates) else None
-        for before in books.updates if books is not None else ():
+        if not isinstance(other, FusedUpdates):
+            return
+        numbers: Dict[int, int] = {}
+        for number, before in enumerate(other.books.updates):
             if before.training.optimizer is not None:
                 mine = self.update_of(before.training.optimizer)
                 mine.early = mine.early or before.early
+                mine.turn.go_on_from(before.turn)
+                numbers[number] = self.books.updates.index(mine)
             before.note_given(before.gradients.own)
-        if books is not None:
-            self.books.gradients.merge(books.gradients)
+        self.books.gradients.merge(other.books.gradients)
+        self.books.history.merge(other.books.history, numbers, other.books.last_step)
 
     def go_on_from(self, before: Any) -> None:
         if not isinstance(before, FusedUpdates):

@@ -95,6 +95,7 @@ class History:
     def __init__(self) -> None:
         self.released: Callable[[Sequence[Older]], None] = _discard
         self._left: Dict[int, int] = {}
+        self._lost = 0
         self.kept: List[Older] = []
         self._first: Dict[Loss, Made] = {}
 
@@ -107,6 +108,9 @@ class History:
         self._left[number] = self._left.get(number, WATCHED) - 1
         session.weights.to_host()
         self.kept.append(Older.of(session.weights.held.tensors))
+        # Of loops that were joined, each has kept its own weights: those of the others have changed later, or not yet.
+        for position in range(len(self.kept) - 1, 0, -1):
+            self.kept[position - 1] = self.kept[position - 1].with_others(self.kept[position])
 
     def made(self, losses: Sequence[Loss], stepped: Sequence[int]) -> Dict[Loss, Made]:
         """Return losses as they are before an update is made of them, whose weights were kept last.
@@ -127,6 +131,22 @@ class History:
         for loss, each in made.items():
             self._first.setdefault(loss, each)
         return made
+
+    def merge(self, other: History, numbers: Mapping[int, int], last_step: int) -> None:
+        """Take over the weights of a loop with which this one is joined.
+
+        Args:
+            numbers: The numbers of updates here, by those in the other loop.
+            last_step: When the other loop has made its last update. Unless the weights before it are kept, earlier ones
+                are those of a moment at which the weights of the other loop are unknown.
+        """
+        for before, number in numbers.items():
+            self._left[number] = min(self._left.get(number, WATCHED), other._left.get(before, WATCHED))
+        self._first.update(other._first)
+        kept_last = any(each.taken >= last_step for each in other.kept)
+        self._lost = max(self._lost, other._lost, 0 if kept_last else last_step)
+        kept = sorted([*self.kept, *other.kept], key=lambda each: each.taken)
+        self.kept = [each for each in kept if each.taken > self._lost]
 
     def forget(self) -> None:
         """Release the weights and losses, since all gradients were cleared."""

@@ -104,19 +104,20 @@ class Everything(Reach):
 
 
 class OlderWeights:
-    """Weights of other optimizers before their steps: `kept` has them by the parameters that each holds."""
+    """Weights of other optimizers before their steps: `kept` has them by the ids of the parameters that each holds."""
 
     def __init__(self) -> None:
-        self.kept: Dict[Reach, Older] = {}
+        self.kept: Dict[FrozenSet[int], Older] = {}
 
     def clear(self) -> None:
         self.kept.clear()
 
     def keep(self, stepping: Reach, operations: Sequence[Operation], session: IPUSession) -> None:
         """Keep the weights that another optimizer is about to change, if pending operations have used them."""
-        if stepping not in self.kept and any(map(stepping.uses, operations)):
+        own = stepping.own
+        if own not in self.kept and any(map(stepping.uses, operations)):
             session.weights.to_host()
-            self.kept[stepping] = Older.of([each for each in session.weights.held.tensors if id(each) in stepping.own])
+            self.kept[own] = Older.of([each for each in session.weights.held.tensors if id(each) in own])
 
     def values(self, steps: Sequence[Tuple[Reach, int]], operations: Sequence[Operation]) -> Values:
         """Return the weights of other optimizers with which operations were recorded, if these have stepped since.
@@ -130,7 +131,7 @@ class OlderWeights:
             stale = [operation for operation in used if operation.number <= stepped]
             if not stale:
                 continue
-            known = self.kept.get(reach)
+            known = self.kept.get(reach.own)
             if known is None or any(operation.number > known.taken for operation in used):
                 raise CaptureError(
                     f"The update at {current_line()} needs values computed at {stale[0].line} with weights that "
@@ -159,6 +160,11 @@ class Turn:
     def note_step(self) -> None:
         """Note that an update was made now."""
         self.stepped, self.order = CLOCK.now, next(_ORDER)
+
+    def go_on_from(self, before: Turn) -> None:
+        """Take the place of the same optimizer in a loop that has become another, which may have joined several."""
+        self.stepped, self.order = max(self.stepped, before.stepped), max(self.order, before.order)
+        self.older.kept.update(before.older.kept)
 
     @contextlib.contextmanager
     def beside(

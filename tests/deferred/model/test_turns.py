@@ -414,6 +414,33 @@ def test_statistics_of_calls_that_no_update_is_of() -> None:
     assert ipu == pytest.approx(native, rel=1e-4)
 
 
+def test_a_loss_from_before_a_step_goes_backward_after_its_model_has_joined_another() -> None:
+    """The gradients are made again with the weights of both models at the time of the loss."""
+    torch.manual_seed(0)
+    inputs, labels = torch.randn(3, 4, 3), torch.randint(0, 2, (3, 4))
+
+    def gradients(prepared: bool) -> List[torch.Tensor]:
+        torch.manual_seed(1)
+        models = [nn.Linear(3, 3), nn.Linear(3, 2), nn.Linear(3, 2)]
+        steps = [torch.optim.SGD(model.parameters(), lr=0.5) for model in models]
+        for step, model in zip(steps, models) if prepared else ():
+            ipu_prepare(step, model, config={"update": "auto"})
+        encoder, one, other = models
+        F.cross_entropy(one(encoder(inputs[0])), labels[0]).backward()
+        early = F.cross_entropy(other(inputs[1]), labels[1])
+        steps[0].step()
+        steps[1].step()
+        F.cross_entropy(other(encoder(inputs[2])), labels[2]).backward()
+        early.backward()  # type: ignore[no-untyped-call]
+        steps[2].step()
+        return [
+            parameter.grad.clone() for model in models for parameter in model.parameters() if parameter.grad is not None
+        ]
+
+    for found, native in zip(gradients(True), gradients(False)):
+        torch.testing.assert_close(found, native, rtol=1e-4, atol=1e-6)
+
+
 def test_optimizers_with_a_weight_in_common_are_refused() -> None:
     """One weight has one optimizer, or all weights have them one after another."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
