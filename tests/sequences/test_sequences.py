@@ -281,6 +281,13 @@ def test_state_that_was_found_wrong(world: str, kinds: Tuple[str, ...], events: 
     assert outcome.kind == kind, outcome
 
 
+@pytest.mark.parametrize("events", ["forward backward add_group zero_grad", "forward backward step add_group step"])
+def test_an_optimizer_gets_parameters_that_are_updated_on_the_host(events: str) -> None:
+    """All that it holds are from then on; the gradients of its other models are PyTorch's."""
+    outcome = outcome_of(Sequence_("Teacher", ("RMSprop",), parsed(f"gradient_replaced:5 {events}")), "auto")
+    assert outcome.kind == "same", outcome
+
+
 def test_parameters_that_an_optimizer_gets_after_clipping_are_not_clipped() -> None:
     """In the first update of a loop."""
     outcome = outcome_of(Sequence_("Spare", ("SGD",), parsed("forward backward clip add_group:6")), "auto")

@@ -102,13 +102,21 @@ class HeldWeights(SessionHooks):
         return self._accesses.in_graphs
 
     def on_host(self) -> List[HostUpdates]:
-        """Return the updates on the host of the loops that the optimizer steps; nothing for other loops."""
+        """Return the updates on the host of the loops that the optimizer steps; nothing for other loops.
+
+        If those of one loop are on the host, those of the others are from here on.
+        """
         known = self._loop()
         if known is None or known.now is not known:
             found = loops_of(self._parameters)
             self._loop = weakref.ref(found[0]) if len(found) == 1 else _no_loop
         else:
             found = [known]
+        names = [loop.name for loop in found if loop.updates.on_host]
+        for loop in found if names else ():
+            if not loop.updates.on_host:
+                kind = type(self._optimizer()).__name__
+                loop.updates.leave_device(f"Weights of {names[0]} are, and one {kind} holds these and others.")
         return [each.updates for each in found if isinstance(each.updates, HostUpdates)]
 
     def renew(self) -> None:
