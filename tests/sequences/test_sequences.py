@@ -265,6 +265,8 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         ("Penalty", ("SGD",), "step zero_grad forward write_item backward_to_some:7", "same"),
         # A write into a weight moves updates to the host, and an earlier loss is read.
         ("Perceptron", ("SGD",), "step zero_grad forward another write_weight:6 sum_of_losses", "same"),
+        # The optimizer holds parameters of another model, too, when a value is read for which an update would run.
+        ("Teacher", ("Adam",), "step zero_grad forward add_group read_loss backward step", "same"),
         # One optimizer steps before the other, whose losses were computed before both.
         ("Adversaries", ("SGD", "Adam"), "forward backward step forward backward", "same"),
         # A loss that was computed before a step goes backward after it, and joins another model.

@@ -13,7 +13,7 @@ from ignite_ipu.deferred.model.fused_update import FusedUpdate
 from ignite_ipu.deferred.model.history import Made, TakenBack
 from ignite_ipu.deferred.model.processes import forget_average, note_backward
 from ignite_ipu.deferred.tensor.reads import expected_loss, has_gone_backward, incomplete
-from ignite_ipu.errors import CaptureError
+from ignite_ipu.errors import CaptureError, OptimizerError
 from ignite_ipu.program.user_code import current_line
 
 
@@ -46,7 +46,7 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
     In PyTorch they have not gone backward yet: the gradient book stays as it was until they do.
 
     Raises:
-        CaptureError: The device cannot make the update. Gradients are as they were.
+        CaptureError, OptimizerError: The device cannot make the update. Gradients are as they were.
     """
     loop, books = update.loop, update.books
     before = books.gradients.copy() if losses else []
@@ -74,7 +74,7 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
                 loop.buffers.before_update(chosen, loop, waits=not update.makes_all)
             back = TakenBack.of(loop.session, optimizer, link)
         made = update.run(pending, update.gradients.entries)
-    except CaptureError:
+    except (CaptureError, OptimizerError):
         restore()
         books.gradients.entries = before if losses else books.gradients.entries
         raise

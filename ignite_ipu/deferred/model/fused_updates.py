@@ -21,7 +21,7 @@ from ignite_ipu.deferred.model.leaving import leave_device
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import note_backward
 from ignite_ipu.deferred.tensor.inputs import gradients_return, refuse_differentiated
-from ignite_ipu.errors import CaptureError
+from ignite_ipu.errors import CaptureError, OptimizerError
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.data_parallel import Reducer
 
@@ -198,7 +198,7 @@ class FusedUpdates:
         if update.training.optimizer is not None:
             try:
                 run_ahead(update, losses)
-            except CaptureError as error:
+            except (CaptureError, OptimizerError) as error:
                 if update.early is not None:
                     raise
                 self.leave_device(str(error), error)
