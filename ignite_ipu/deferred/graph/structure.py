@@ -45,6 +45,11 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
+def is_tensor_or_array(value: Any) -> bool:
+    """Return whether a value is a tensor or an array of numpy, with which functions that the host calls compute."""
+    return isinstance(value, (torch.Tensor, np.ndarray))
+
+
 def flatten(value: Any, leaves: List[Any], is_leaf: Callable[[Any], bool] = is_tensor) -> Structure:
     """Append the leaves of `value` to `leaves` and return the structure around them.
 
@@ -132,10 +137,10 @@ def is_flat(value: Any) -> bool:
     return True
 
 
-def leaves_in(value: Any) -> List[Any]:
+def leaves_in(value: Any, is_leaf: Callable[[Any], bool] = is_tensor) -> List[Any]:
     """Return the leaves that `flatten` finds."""
     leaves: List[Any] = []
-    flatten(value, leaves)
+    flatten(value, leaves, is_leaf)
     return leaves
 
 

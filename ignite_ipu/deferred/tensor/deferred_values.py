@@ -8,7 +8,7 @@ import torch
 
 from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
 from ignite_ipu.deferred.graph.operations import Value
-from ignite_ipu.deferred.graph.structure import leaves_in, mapped
+from ignite_ipu.deferred.graph.structure import is_tensor_or_array, leaves_in, mapped
 from ignite_ipu.deferred.tensor.inputs import input_of
 from ignite_ipu.deferred.tensor.reads import read
 from ignite_ipu.deferred.tensor.written_tensors import answered
@@ -39,7 +39,7 @@ def resolved(structure: Any, what: str = "its value", views: Sequence[Any] = ())
             return hosts[id(leaf)]
         return read(leaf.value, what) if isinstance(leaf, Deferred) else leaf
 
-    return mapped(structure, known)
+    return mapped(structure, known, is_tensor_or_array)
 
 
 def deferred_values(structure: Any) -> List[Value]:
@@ -54,7 +54,7 @@ def awaited_values(structure: Any) -> List[Value]:
 
 def all_values(structure: Any) -> List[Value]:
     """Return the values of the deferred tensors in nested values."""
-    found = map(answered, leaves_in(structure))
+    found = map(answered, leaves_in(structure, is_tensor_or_array))
     return [leaf.value for leaf in found if isinstance(leaf, Deferred)]
 
 
@@ -64,7 +64,7 @@ def known_in(structure: Any) -> Any:
     def known(leaf: Any) -> Any:
         return leaf.value.get() if isinstance(leaf, Deferred) and leaf.value.known else leaf
 
-    return mapped(structure, known)
+    return mapped(structure, known, is_tensor_or_array)
 
 
 def as_leaf(value: Any, line: Line) -> Any:

@@ -11,7 +11,7 @@ import torch
 from ignite_ipu.deferred.graph.operations import Operation, Value, name_of
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures, changing_numbers, inferred_signature
-from ignite_ipu.deferred.graph.structure import flatten, leaves_in
+from ignite_ipu.deferred.graph.structure import flatten, is_tensor_or_array, leaves_in
 from ignite_ipu.deferred.tensor.deferred_values import Deferred, all_values, as_leaf, awaited_values, resolved
 from ignite_ipu.deferred.tensor.functions import OPERATORS, written
 from ignite_ipu.deferred.tensor.in_place import diagonal_masked, recorded_as
@@ -65,7 +65,7 @@ class Recorder:
             found = NotImplemented
         if found is not NotImplemented:
             return found
-        for leaf in leaves_in((args, kwargs)):
+        for leaf in leaves_in((args, kwargs), is_tensor_or_array):
             owner = parameter_of(leaf)
             if owner is not None:
                 owner[0].loop.reads.show_weights(())

@@ -17,7 +17,7 @@ import torch
 from ignite_ipu.deferred.graph.leaves import add_recorded, is_resizable, recorded_of
 from ignite_ipu.deferred.graph.operations import Value
 from ignite_ipu.deferred.graph.step_graph import ancestors
-from ignite_ipu.deferred.graph.structure import mapped
+from ignite_ipu.deferred.graph.structure import is_tensor_or_array, mapped
 from ignite_ipu.deferred.tensor.functions import METADATA, OPERATORS, attribute_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.raw import plain
@@ -96,7 +96,7 @@ def answered(leaf: Any) -> Any:
 
 def in_place_of_written(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
     """Return the arguments with the successors of all written tensors."""
-    args, kwargs = mapped((args, kwargs), answered)
+    args, kwargs = mapped((args, kwargs), answered, is_tensor_or_array)
     return args, kwargs
 
 

@@ -165,6 +165,23 @@ def test_arrays(part: Part) -> None:
     both(trained(part))
 
 
+def test_arrays_after_the_update() -> None:
+    """A known value is indexed by an array on the host, also one that was written in place before."""
+
+    def loop(model: Any, optimizer: Any) -> List[Any]:
+        values = []
+        for _ in range(2):
+            scores, total = model(X), torch.zeros(8)
+            total += scores[:, 0]
+            scores.pow(2).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            values += [scores[np.arange(8), Y.numpy()], scores.detach()[ONES.numpy()], total[np.array([1, 2])]]
+        return values
+
+    both(loop)
+
+
 def test_arrays_that_change() -> None:
     """An array that is filled again before the update was read when it was an index; it is one program."""
     order = np.arange(8)
