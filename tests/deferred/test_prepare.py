@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ignite_ipu import IPUConfig, ipu_clip_grad_norm_, ipu_prepare
@@ -228,6 +229,47 @@ def test_models_that_share_a_weight_are_prepared_apart(joint):
     before = device.counters().device_calls
     found = trained(ipu_prepare)
     assert device.counters().device_calls - before >= 4
+    assert found == pytest.approx(trained(lambda *given: given), rel=1e-5)
+
+
+@pytest.mark.parametrize("joint", [True, False], ids=["one optimizer", "two optimizers"])
+@pytest.mark.parametrize("generator_first", [True, False])
+def test_a_generator_and_a_discriminator_with_one_trunk(joint, generator_first):
+    """A layer that two models have is trained once; losses of both go back to it."""
+
+    def trained(prepare):
+        torch.manual_seed(3)
+        trunk, head = nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Linear(8, 4)
+        generator, discriminator = nn.Sequential(trunk, head), nn.Sequential(nn.Linear(4, 4), trunk, nn.Linear(8, 1))
+        others = [*discriminator[0].parameters(), *discriminator[2].parameters()]
+        if joint:
+            optimizers = [torch.optim.Adam([*generator.parameters(), *others], lr=0.05)]
+            prepare(optimizers[0], generator, discriminator)
+        else:
+            optimizers = [torch.optim.SGD(others, lr=0.1), torch.optim.SGD(generator.parameters(), lr=0.1)]
+            pairs = list(zip(optimizers, (discriminator, generator)))
+            for optimizer, model in reversed(pairs) if generator_first else pairs:
+                prepare(optimizer, model)
+        losses, real = [], torch.linspace(-1, 1, 32).view(8, 4)
+        for _ in range(3):
+            optimizers[0].zero_grad()
+            fake = generator(torch.ones(8, 4))
+            loss = F.softplus(discriminator(fake.detach())).mean() + F.softplus(-discriminator(real)).mean()
+            loss.backward()
+            optimizers[0].step()
+            losses.append(loss.item())
+            optimizers[-1].zero_grad()
+            loss = F.softplus(-discriminator(generator(torch.ones(8, 4)))).mean()
+            loss.backward()
+            optimizers[-1].step()
+            losses.append(loss.item())
+        discriminator.eval()
+        with torch.no_grad():
+            return [*losses, discriminator(torch.ones(8, 4)).sum().item(), trunk[0].weight.sum().item()]
+
+    before = device.counters().device_calls
+    found = trained(ipu_prepare)
+    assert device.counters().device_calls - before >= 7
     assert found == pytest.approx(trained(lambda *given: given), rel=1e-5)
 
 

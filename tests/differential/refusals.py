@@ -228,12 +228,6 @@ REFUSALS: Tuple[Refusal, ...] = (
         lambda program: program.writes_buffers and "penalty of a copy" in program.ingredients,
     ),
     Refusal(
-        "a weight that is computed from others before the first call of its model, which a closure makes",
-        "RunError",
-        "and ParametrizationList, which share submodules and are called separately",
-        lambda program: program.front == "run" and "closure" in program.ingredients,
-    ),
-    Refusal(
         "a layer that is pruned again between the losses of an update, by weights that its hook computes",
         "CaptureError",
         "writes values that do not exist yet into a tensor|Values that do not exist yet were written into its memory",

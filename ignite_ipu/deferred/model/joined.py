@@ -30,13 +30,6 @@ def join(loops: Sequence[Loop], reason: str) -> Loop:
     if not others:
         return first
     tops = [top for loop in loops for top in loop.tops]
-    modules = [id(module) for top in tops for module in top.modules()]
-    if len(set(modules)) < len(modules):
-        names = " and ".join(sorted(loop.name for loop in loops))
-        raise CaptureError(
-            f"{reason} {names}, which share submodules and are called separately. Put them "
-            "into one nn.Module whose forward does both, and call that."
-        )
     for loop in loops:
         books = loop.updates.books if isinstance(loop.updates, FusedUpdates) else None
         if books is not None and (books.awaits_backward or books.are_clipped):
