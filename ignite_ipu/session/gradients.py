@@ -49,7 +49,8 @@ def gradient_reader(engines: Iterable[Engine] = ()) -> Optional[str]:
     the stack. So are the handlers of the given engines, and of the engines on the stack.
     """
     parts, codes = _running_code(sys._getframe(1), engines)
-    named = [function.__code__ for function in Named(parts).functions]
+    search = Named(parts, until=lambda code: _reading_line(code) is not None)
+    named = [function.__code__ for function in search.functions]
     found = (_reading_line(code) for code in (*named, *codes))
     return next((str(line) for line in found if line is not None), None)
 

@@ -44,7 +44,8 @@ class Player:
         spread: bool = False,
         rounding: Optional[int] = None,
     ) -> None:
-        torch.manual_seed(3)
+        # torch.manual_seed also keeps a seed, with the stack, for each kind of GPU that is not used yet.
+        torch.default_generator.manual_seed(3)
         # By name, so that the code of this loop names its own world alone.
         self.world: World = import_module("tests.sequences.worlds").WORLDS[world](kinds)
         self.modules, self.optimizers = self.world.modules, self.world.optimizers

@@ -131,11 +131,12 @@ def trace(
                 stack.enter_context(_OverwriteContextManager())
                 stack.enter_context(explained())
                 stack.enter_context(capture.tracing(training))
-                stack.enter_context(capture.autocast.module_calls())
+                followers = capture.autocast.followers()
                 if options._module_namescope_enabled:
                     # Scopes are named as in the parent.
                     names = {id(module): name.rpartition(".")[2] for name, module in all_named_modules(model) if name}
-                    stack.enter_context(module_calls_followed(capture.scope, lambda module: names.get(id(module), "")))
+                    followers.append((capture.scope, lambda module: names.get(id(module), "")))
+                stack.enter_context(module_calls_followed(*followers))
                 structure = call_sites.called(model, capture.location_excludes, inputs.args, inputs.kwargs)
         finally:
             left = [slot.tensors.get(slot.name, _REMOVED) for slot in slots]

@@ -46,13 +46,17 @@ class Freezable:
 
 
 def _copied(value: Any, memory: Dict[int, Any]) -> Any:
-    """Return a deep copy, without a search through the plain values of a dictionary, which most options are."""
+    """Return a deep copy, without a search through plain values, which most options are.
+
+    Each option has dictionaries and lists of its own.
+    """
+    kind = type(value)
     if isinstance(value, _PLAIN):
         return value
-    if type(value) is dict:
-        plain = {name: each for name, each in value.items() if isinstance(each, _PLAIN)}
-        if len(plain) == len(value):
-            return plain
+    if kind is list:
+        return [_copied(each, memory) for each in value]
+    if kind is dict:
+        return {name: each if isinstance(each, _PLAIN) else _copied(each, memory) for name, each in value.items()}
     return copy.deepcopy(value, memory)
 
 

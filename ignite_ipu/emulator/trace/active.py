@@ -64,9 +64,16 @@ def running(trace: Optional[Trace]) -> Iterator[None]:
         _ACTIVE.trace = before
 
 
+Follower = Tuple[List[Any], Callable[[nn.Module], Any]]
+"""A list with an entry for each module that is being called, the innermost last, and the function that makes them."""
+
+
 @contextlib.contextmanager
-def module_calls_followed(calls: List[_Result], entry: Callable[[nn.Module], _Result]) -> Iterator[None]:
-    """Keep in `calls`, in the `with` block, an `entry` for each module that is being called, the innermost last."""
+def module_calls_followed(*followers: Follower) -> Iterator[None]:
+    """Keep entries for the modules that are called in the `with` block.
+
+    All at once: PyTorch's class of modules is changed, which has Python go through all classes of modules.
+    """
     # PyTorch's hooks will not do: after a forward that raises, older versions call none, and newer ones not always.
     original: Any = nn.Module.__call__
 
@@ -74,11 +81,13 @@ def module_calls_followed(calls: List[_Result], entry: Callable[[nn.Module], _Re
     def called(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         if active() is None:
             return original(module, *args, **kwargs)
-        calls.append(entry(module))
+        for calls, entry in followers:
+            calls.append(entry(module))
         try:
             return original(module, *args, **kwargs)
         finally:
-            calls.pop()
+            for calls, _ in followers:
+                calls.pop()
 
     with isolation.replaced(nn.Module, "__call__", called):
         yield

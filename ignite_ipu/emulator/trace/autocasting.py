@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
 
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.trace.active import TO, Trace, active, module_calls_followed
+from ignite_ipu.emulator.trace.active import TO, Follower, Trace, active
 from ignite_ipu.emulator.values.structures import map_tensors
 from ignite_ipu.operators.words import words
 
@@ -138,7 +138,7 @@ class Autocast:
     def __init__(self, policy: Optional[Policy]) -> None:
         self._policy = policy
         # Of each block that is open and module that is being called: the module, its mark, and whether operators are
-        # cast; innermost last. Modules are there only inside `module_calls`.
+        # cast; innermost last. Modules are there only while `followers` follow.
         self.open: List[Tuple[Optional[nn.Module], Optional[int], bool]] = []
 
     @property
@@ -146,12 +146,10 @@ class Autocast:
         """True while operators are being cast."""
         return self._policy is not None and bool(self.open) and self.open[-1][2]
 
-    @contextlib.contextmanager
-    def module_calls(self) -> Iterator[None]:
-        """Track the modules that are called in the `with` block, and their marks."""
+    def followers(self) -> List[Follower]:
+        """Return the follower of the modules that are called, and their marks; none without a policy."""
         if self._policy is None:
-            yield
-            return
+            return []
 
         def entry(module: nn.Module) -> Tuple[Optional[nn.Module], Optional[int], bool]:
             enabled, mark = module.__dict__.get(_FLAG, (self.enabled, None))
@@ -160,8 +158,7 @@ class Autocast:
                 enabled = self.enabled
             return module, mark, enabled
 
-        with module_calls_followed(self.open, entry):
-            yield
+        return [(self.open, entry)]
 
     def cast(self, capture: Trace, name: str, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         """Return the arguments of an operator with the casts of the policy recorded in `capture`."""

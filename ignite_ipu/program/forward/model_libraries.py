@@ -21,7 +21,14 @@ from ignite_ipu.torch_names.modules import CHECKPOINT_CALL, CHECKPOINT_GENERATOR
 # Arguments for causal masks, by PyTorch's layers that inspect the mask themselves if these are None.
 _HINTS = ((nn.TransformerEncoder, "is_causal"), (nn.TransformerDecoder, "tgt_is_causal"))
 
+_signature_of = functools.lru_cache(maxsize=8)(inspect.signature)
+"""Finding a signature takes longer than all else that a trace of a small model is prepared with."""
+
 _WARNED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def _is_tracing() -> bool:
+    return True
 
 
 @contextmanager
@@ -38,9 +45,9 @@ def declared_as_tracing(recorded: Optional[bool] = None) -> Iterator[None]:
             where the trace has the gradients of the call.
     """
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(torch.jit, "is_tracing", return_value=True))
+        stack.enter_context(mock.patch.object(torch.jit, "is_tracing", _is_tracing))
         for layers, hint in _HINTS:
-            if hint in inspect.signature(layers.forward).parameters:  # PyTorch 2.0's decoder does not look
+            if hint in _signature_of(layers.forward).parameters:  # PyTorch 2.0's decoder does not look
                 stack.enter_context(mock.patch.object(layers, "forward", _with_hint(layers.forward, hint)))
         encoder = nn.TransformerEncoder
         stack.enter_context(mock.patch.object(encoder, "forward", _without_nested_tensors(encoder.forward, recorded)))
@@ -81,7 +88,7 @@ def _without_nested_tensors(forward: Callable[..., Any], recorded: Optional[bool
 
 
 def _with_hint(forward: Callable[..., Any], hint: str) -> Callable[..., Any]:
-    signature = inspect.signature(forward)
+    signature = _signature_of(forward)
 
     @functools.wraps(forward)
     def told(*args: Any, **kwargs: Any) -> Any:

@@ -61,6 +61,12 @@ def state_of(value: Any) -> Hashable:
     """Return the state of a generator, or how far an iterator has come, if it shows that."""
     if isinstance(value, random.SystemRandom):
         return None  # that of the operating system has none
+    if type(value) is random.Random:
+        return value.getstate()
+    if type(value) is np.random.RandomState:
+        state: Any = value.get_state()
+        name, words, *rest = state
+        return name, words.tobytes(), *rest
     if isinstance(value, GENERATORS):
         source: Any = value.bit_generator if isinstance(value, np.random.Generator) else value
         states = [getattr(source, name)() for name in ("getstate", "get_state") if hasattr(source, name)]

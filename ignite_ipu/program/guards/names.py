@@ -7,6 +7,7 @@ value that is found and never read costs a comparison, and another program when 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -17,8 +18,8 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from functools import partial
 from itertools import chain
-from types import FunctionType
-from typing import Any, Callable, Dict, Iterable, List, Set, Tuple
+from types import CodeType, FunctionType
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 import numpy as np
 import torch
@@ -82,11 +83,17 @@ _SORTS: Dict[str, Any] = {
 }
 
 
+class _LastFound(Exception):
+    """Ends a search at the function that it was made for."""
+
+
 class Named:
     """The places that code names when some parts are called.
 
     Args:
         parts: Modules of a model, functions and other objects, each with its path in messages.
+        until: Returns for the code of a function of the user's whether it is the last one to find; the search ends
+            with it, and its results have what was found before.
 
     Attributes:
         places: Name of each place in messages -> function that returns the current value there, or None.
@@ -100,7 +107,8 @@ class Named:
         functions: The user's functions that were found.
     """
 
-    def __init__(self, parts: Iterable[Tuple[str, Any]]) -> None:
+    def __init__(self, parts: Iterable[Tuple[str, Any]], until: Optional[Callable[[CodeType], bool]] = None) -> None:
+        self._until = until
         self.places: List[Tuple[str, Callable[[], Any]]] = []
         self.settings: List[Tuple[str, Dict[str, Any], Tuple[str, ...]]] = []
         self.owners: List[Tuple[Any, str]] = []
@@ -123,17 +131,9 @@ class Named:
         # The names that the libraries' code in each class reads.
         self._read: Dict[type, Set[str]] = {}
         self._inside = {id(part) for _, part in self._objects}
-        for path, part in parts:
-            self._visit(path, part)
-            self._visit("self", [vars(part)[kind] for kind in FORWARD_HOOKS] if isinstance(part, nn.Module) else [])
-        before = (-1, -1)
-        while before != (before := (len(self.names), len(self._objects))):
-            for path, found in self._objects:
-                if id(found) not in self._settled:
-                    self._look_at(path, found)
+        with contextlib.suppress(_LastFound):
+            self._search(parts)
         self.objects: List[Any] = [found for _, found in self._objects]
-        if self.names & {"environ", "getenv"}:
-            self._add("os.environ", partial(getattr, os.environ, "_data"), os.environ)
 
     def values(self) -> Iterator[Tuple[str, Any]]:
         """Yield the current value at each place, and of each setting, with its name."""
@@ -142,6 +142,18 @@ class Named:
         for path, attributes, names in self.settings:
             for name in names:
                 yield f"{path}.{name}", attributes.get(name)
+
+    def _search(self, parts: List[Tuple[str, Any]]) -> None:
+        for path, part in parts:
+            self._visit(path, part)
+            self._visit("self", [vars(part)[kind] for kind in FORWARD_HOOKS] if isinstance(part, nn.Module) else [])
+        before = (-1, -1)
+        while before != (before := (len(self.names), len(self._objects))):
+            for path, found in self._objects:
+                if id(found) not in self._settled:
+                    self._look_at(path, found)
+        if self.names & {"environ", "getenv"}:
+            self._add("os.environ", partial(getattr, os.environ, "_data"), os.environ)
 
     def _add(self, name: str, read: Callable[[], Any], owner: Any, key: str = "", path: str = "") -> None:
         """Note a new place, and look at the value that is there, which messages call `path` if it leads to others."""
@@ -214,6 +226,8 @@ class Named:
         if not is_users_file(code.co_filename):
             return
         self.functions.append(function)
+        if self._until is not None and self._until(code):
+            raise _LastFound
         new = read_by(code) - self.names
         self.names |= new
         self._found += new
