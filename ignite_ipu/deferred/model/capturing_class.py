@@ -10,6 +10,7 @@ from typing import Any, Callable
 
 from torch import nn
 
+from ignite_ipu.capabilities.transforms import OTHER_WEIGHTS, TRANSFORMED
 from ignite_ipu.deferred.tensor.frames import frame_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.derived_class import derived_once, standing_for
@@ -109,15 +110,6 @@ def refuse_transforms(model: nn.Module, has_own_weights: Callable[[], bool]) -> 
             "autocast chooses bfloat16, which does not exist on an IPU. Leave it out, or use accelerator.autocast()."
         )
     if transformation() is not None:
-        raise CaptureError(
-            f"{name} was called at {current_line()} within a transform of torch.func (grad, vmap, jacrev, ...), "
-            "which PyTorch makes of operations on the host; a compiled program has none. Transform a copy that is not "
-            "captured, copy.deepcopy(model) in a loop with ipu_prepare, or put the transform's computation into the "
-            "model's forward."
-        )
+        raise CaptureError(TRANSFORMED.refusal(name, f"{name} at {current_line()}"))
     if FUNCTIONAL_CALL is not None and frame_of(FUNCTIONAL_CALL) is not None and not has_own_weights():
-        raise CaptureError(
-            f"{name} was called at {current_line()} by functional_call, with other weights than its own, but its "
-            "program is compiled for those on the device. Call a copy that is not captured, copy.deepcopy(model); or "
-            "write the weights into the model with load_state_dict."
-        )
+        raise CaptureError(OTHER_WEIGHTS.refusal(name, f"{name} at {current_line()}"))
