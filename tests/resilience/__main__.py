@@ -2,14 +2,15 @@
 
 In full: a fault at every call and at every copy for every optimizer, 300 random sequences of both; 200 kills while
 training, evaluating and saving, 60 preemptions, 40 kills while migrating; 100,000 files; 1,000 lives of models; 200
-kills of programs with many processes; 100 kills of processes that train together, 10 of launched ones; an hour of
-soaking.
+kills of programs with many processes; 100 kills of processes that train together, 10 of launched ones; a million
+random loops, by all processors; an hour of soaking.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 import time
 import warnings
@@ -18,6 +19,7 @@ from typing import Callable, Dict
 import torch
 
 from tests.resilience import crashes, faults, fuzzing, instances, processes, resources, soak
+from tests.sequences.campaign import Chunk, play
 
 OPTIMIZERS = ("Adam", "AdamW", "SGD", "RMSprop")
 
@@ -62,6 +64,14 @@ def kill_instances(full: bool) -> str:
     return f"{together} killed while training together, {launched} launched: the others ended within {slowest:.1f} s"
 
 
+def play_loops(full: bool) -> str:
+    chunk = Chunk(first=time.time_ns() // 1_000_000, count=1_000_000 if full else 40)
+    kinds = play(chunk, (os.cpu_count() or 1) if full else 1).kinds
+    text = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+    assert not (kinds["different"] or kinds["crash"]), text
+    return f"random loops from seed {chunk.first}: {text}"
+
+
 def run_long(full: bool) -> str:
     samples = soak.soak(3600.0 if full else 10.0, samples=60 if full else 8)
     memory = [sample.memory for sample in samples]
@@ -75,6 +85,7 @@ CAMPAIGNS: Dict[str, Callable[[bool], str]] = {
     "resources": look_for_leaks,
     "processes": kill_programs,
     "instances": kill_instances,
+    "loops": play_loops,
     "soak": run_long,
 }
 
