@@ -1,8 +1,9 @@
 """Cost of the shim over a hand-written PopTorch loop: a step, an epoch over a loader, a switch to evaluation.
 
-The limit of a step is the same hand-written loop, made a second time. That of an epoch is Ignite's own engine. Its
-function makes the hand-written step after the checks that no step may leave out, since nothing reports these changes:
-the Python values of the model's code and its modes, hyper-parameters, and gradients on the host.
+The limit of a step is the same hand-written loop, made a second time. That of an epoch is Ignite's own engine over the
+user's loader, which is one of PyTorch's and no `poptorch.DataLoader`. Its function makes the hand-written step after
+the checks that no step may leave out, since nothing reports these changes: the Python values of the model's code and
+its modes, hyper-parameters, and gradients on the host.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def epoch(milliseconds: float, aim: float) -> Measure:
         def run(engine: Any, data: Any) -> Work:
             return lambda: engine.run(data, max_epochs=1)
 
-        return run(trainer, loader), poptorch_loop(perceptron(width), by_hand), run(plain, by_hand)
+        return run(trainer, loader), poptorch_loop(perceptron(width), by_hand), run(plain, loader)
 
     name = f"engine / hand-written PopTorch, data loading included, step of {milliseconds} ms"
     return ratio_of_fresh(name, make, aim, steps, fresh=4)

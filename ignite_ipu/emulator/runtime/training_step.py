@@ -90,7 +90,7 @@ class GradientStep:
         random = self._executable.random
         drawn = contextlib.nullcontext() if random.used is False else random.drawn()
         try:
-            with torch.enable_grad(), drawn:
+            with torch.no_grad(), drawn:
                 own = len(self._returned.names) if self._owns_returned else 0
                 return self._executable.loop(inputs, self.run, self.update, own)
         except BaseException:
@@ -104,7 +104,8 @@ class GradientStep:
         """Run one micro-batch forward and backward, and return the graph's results."""
         executable = self._executable
         arguments = (*batch, *executable.arguments[replica])
-        results = self._saved.run(executable.graph.run, arguments, lambda results: self.backward(results, replica))
+        with torch.enable_grad():
+            results = self._saved.run(executable.graph.run, arguments, lambda results: self.backward(results, replica))
         return (*results, *self._returned.latest) if self._returned.names else results
 
     def backward(self, results: Tuple[torch.Tensor, ...], replica: int) -> None:
@@ -133,19 +134,18 @@ class GradientStep:
         sums, count = self._sums.take()
         if not sums:
             return
-        with torch.no_grad():
-            if self._reduce is not None:
-                self._reduce(sums)
-            share = 1.0 if self._folded else self._share * count
-            factor = share / self.optimizer.loss_scaling
-            if factor != 1.0:
-                lists.mul_(sums, factor)
-            self.optimizer.update(self._by_weight(sums))
-            if self._check is not None:
-                self._check("An updated weight", self._leaves)
-            self.loss_scaling = self.optimizer.loss_scaling
-            if self._scaling is not None:
-                self.optimizer.adapt_loss_scaling(self._scaling.after_update(self.optimizer.loss_scaling, self._reduce))
+        if self._reduce is not None:
+            self._reduce(sums)
+        share = 1.0 if self._folded else self._share * count
+        factor = share / self.optimizer.loss_scaling
+        if factor != 1.0:
+            lists.mul_(sums, factor)
+        self.optimizer.update(self._by_weight(sums))
+        if self._check is not None:
+            self._check("An updated weight", self._leaves)
+        self.loss_scaling = self.optimizer.loss_scaling
+        if self._scaling is not None:
+            self.optimizer.adapt_loss_scaling(self._scaling.after_update(self.optimizer.loss_scaling, self._reduce))
 
     def _gradients(self, loss: torch.Tensor, start: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         if self._scaling is None:
@@ -202,6 +202,7 @@ class CompiledStep(GradientStep):
         self._graph = graph = self._executable.graph
         places = {name: len(graph.inputs) + place for place, name in enumerate(graph.weights)}
         self._places = [places[name] for name in self._names]
+        self._factor: Optional[Tuple[float, torch.Tensor]] = None  # on the loss gradient, as it was and in a tensor
 
     def run(self, batch: Tensors, replica: int) -> Tuple[torch.Tensor, ...]:
         executable, compiled = self._executable, self._compiled
@@ -216,8 +217,9 @@ class CompiledStep(GradientStep):
         if self._used is None:
             self._used = compiled.used
             self._leaves = tuple(itertools.compress(self._leaves, self._used))
-        with torch.no_grad():
-            results = compiled.run(torch.tensor([self._scale]), *arguments)
+        if self._factor is None or self._factor[0] != self._scale:
+            self._factor = self._scale, torch.tensor([self._scale])
+        results = compiled.run(self._factor[1], *arguments)
         count = len(results) - len(self._leaves)
         self._add(results[count:], replica)
         return (*results[:count], *self._returned.latest) if self._returned.names else results[:count]

@@ -60,6 +60,21 @@ def test_every_optimizer_ends_where_it_does_uncompiled(name, switched_on, monkey
         assert_same(found, expected)
 
 
+def test_another_loss_scaling_reaches_the_compiled_step(switched_on, monkeypatch):
+    def rising(step, executor, optimizer):
+        optimizer.loss_scaling *= 2.0
+        executor.setOptimizer(optimizer)
+
+    def maker(params):
+        optimizer = ipu.SGD(params, lr=0.1, momentum=0.9, loss_scaling=4.0)
+        optimizer.variable_attrs.markAsVariable("loss_scaling")
+        return optimizer
+
+    found, expected = both(monkeypatch, maker, options(), between=rising)
+    assert len(switched_on) == 1
+    assert_same(found, expected)
+
+
 @pytest.mark.parametrize("sizes", [{"accumulation": 4}, {"iterations": 4}, {"replicas": 2, "accumulation": 2}])
 def test_micro_batches_accumulate_as_uncompiled(sizes, switched_on, monkeypatch):
     found, expected = both(monkeypatch, MAKERS["adam"], options(**sizes))

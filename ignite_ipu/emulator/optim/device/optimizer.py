@@ -89,9 +89,10 @@ class DeviceOptimizer:
         """Bytes of all moments together."""
         return sum(state.numel() * state.element_size() for slot in self._slots for state in slot.states.values())
 
-    @torch.no_grad()
     def update(self, grads: Grads) -> None:
         """Take one step with reduced gradients, one for each weight, that loss scaling has been divided out of.
+
+        Callers have switched gradients off.
 
         A weight without one is left alone, and the gradients keep their values.
         """
