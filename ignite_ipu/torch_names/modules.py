@@ -86,20 +86,21 @@ def all_named_modules(model: nn.Module) -> List[Tuple[str, nn.Module]]:
     seen: Set[int] = set()
     ahead: List[Tuple[str, nn.Module]] = [("", model)]
     while ahead:
-        path, module = ahead.pop()
-        if id(module) in seen:
+        path, module = entry = ahead.pop()
+        number = id(module)
+        if number in seen:
             continue
         if type(module).named_modules is not _NAMED_MODULES:  # a class of its own opinion
             inner = [(each, part) for each, part in module.named_modules(prefix=path) if id(part) not in seen]
             seen.update(id(part) for _, part in inner)
             found += inner
             continue
-        seen.add(id(module))
-        found.append((path, module))
+        seen.add(number)
+        found.append(entry)
         parts = getattr(module, MODULES)
         if parts:
             prefix = f"{path}." if path else ""
-            ahead += [(prefix + name, part) for name, part in reversed(list(parts.items())) if part is not None]
+            ahead += [(prefix + name, part) for name, part in [*parts.items()][::-1] if part is not None]
     return found
 
 

@@ -14,6 +14,7 @@ import os
 import sys
 import types
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextvars import ContextVar
 from functools import partial
@@ -64,6 +65,9 @@ _FINDING = ("__getattr__", "__getattribute__")
 # Values that lead to no others; and values of a library's layers that code elsewhere may read: rates, and functions.
 _PLAIN = (*FIXED, torch.Tensor, np.ndarray)
 _CHANGING = (float, *FUNCTIONS)
+# Types of most attributes of a layer, known without a look at their bases.
+_SURELY_FIXED = frozenset([int, float, bool, str, type(None)])
+_SURELY_UNCHANGING = frozenset([int, bool, str, type(None), dict, OrderedDict, set, list, tuple])
 _ITERATORS = (*GENERATORS, Iterator)
 # How values are inspected, by the first of these types that they have.
 _SORTS: Dict[str, Any] = {
@@ -145,8 +149,12 @@ class Named:
 
     def _search(self, parts: List[Tuple[str, Any]]) -> None:
         for path, part in parts:
-            self._visit(path, part)
-            self._visit("self", [vars(part)[kind] for kind in FORWARD_HOOKS] if isinstance(part, nn.Module) else [])
+            if not isinstance(part, nn.Module):  # these are looked at below
+                self._visit(path, part)
+                continue
+            for hooks in [vars(part)[kind] for kind in FORWARD_HOOKS]:
+                if hooks:
+                    self._visit("self", hooks)
         before = (-1, -1)
         while before != (before := (len(self.names), len(self._objects))):
             for path, found in self._objects:
@@ -253,9 +261,12 @@ class Named:
     def _set(self, path: str, module: nn.Module, own: Dict[str, Any]) -> Set[str]:
         """Note the settings of a module, which its library's code reads; returns their names."""
         kind = type(module)
-        if kind not in self._read:
-            self._read[kind] = _read_by_libraries(kind) - _OWN
-        names = tuple([name for name, value in own.items() if name in self._read[kind] and is_fixed(value)])
+        read = self._read.get(kind)
+        if read is None:
+            read = self._read[kind] = _read_by_libraries(kind) - _OWN
+        names = tuple(
+            [name for name in own if name in read and (type(own[name]) in _SURELY_FIXED or is_fixed(own[name]))]
+        )
         if names and (id(own), "") not in self._known:
             self._known.add((id(own), ""))
             self.settings.append((path, own, names))
@@ -263,8 +274,9 @@ class Named:
 
     def _look_at(self, path: str, found: Any) -> None:
         """Look the names up in an object, and in its class, that were not looked up there before."""
-        looked = self._looked.get(id(found))
-        self._looked[id(found)] = len(self._found)
+        number = id(found)
+        looked = self._looked.get(number)
+        self._looked[number] = len(self._found)
         if looked == len(self._found):
             return
         is_first, new = looked is None, self.names if not looked else set(self._found[looked:])
@@ -287,13 +299,18 @@ class Named:
                     self._add(f"self.{name}", partial(getattr, found, name, None), found, name)
         if is_module:
             if not bases:
-                self._settled.add(id(found))
+                self._settled.add(number)
             if not bases or not self._classes.is_users(kind):
-                names = {name for name, value in own.items() if isinstance(value, _CHANGING)}
+                names = {
+                    name
+                    for name, value in own.items()
+                    if type(value) not in _SURELY_UNCHANGING and isinstance(value, _CHANGING)
+                }
             names = (names | ({"config"} & own.keys())) - _OWN
             names -= self._set(path, found, own)
             # Weights of models outside of the program are constants of it.
-            for inner in (table_of(found, each) for each in _TENSORS if is_first and id(found) not in self._inside):
+            outside = is_first and number not in self._inside
+            for inner in [table_of(found, each) for each in _TENSORS] if outside else ():
                 for name in list(inner.keys()):  # TorchScript's tables have little else of a dictionary
                     self._add(f"{path}.{name}", partial(_tried, inner.__getitem__, name), inner, name)
         elif not is_class:
@@ -306,7 +323,7 @@ class Named:
             names |= in_class
         for name in [*filter(names.__contains__, [*own]), *sorted(names - own.keys())]:
             place = f"{path}.{name}" if path else name
-            leads = f"self.{name}" if id(found) in self._inside else place
+            leads = f"self.{name}" if number in self._inside else place
             self._add(place, partial(own.get, name), found, name, leads)
 
 
