@@ -8,7 +8,6 @@ import torch
 
 from ignite_ipu.errors import logger
 from ignite_ipu.optimizers.held_state import is_held, put_entries
-from ignite_ipu.torch_names.tensors import version_of
 
 _REPLACED: List[Any] = ["another mapping"]
 
@@ -111,10 +110,15 @@ class ShownState:
     def _signature(self) -> List[Any]:
         """Return a list that differs if the state was written into."""
         return [
-            (id(parameter), name, id(value), version_of(value) if isinstance(value, torch.Tensor) else value)
+            (id(parameter), name, id(value), _contents(value) if isinstance(value, torch.Tensor) else value)
             for parameter, entries in self.state.items()
             for name, value in self._read_by_device(entries).items()
         ]
 
     def _read_by_device(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
         return {name: value for name, value in entries.items() if name in self._entries}
+
+
+def _contents(value: torch.Tensor) -> bytes:
+    """Return the bytes of a tensor: PyTorch counts no writes through `.data`, an array or a view from before."""
+    return bytes(value.detach().reshape(-1).view(torch.uint8).numpy())

@@ -630,6 +630,16 @@ def zero_moments(optimizer: torch.optim.Optimizer, number: int) -> None:
         entries["exp_avg"].zero_()
 
 
+def zero_moments_by_data(optimizer: torch.optim.Optimizer, number: int) -> None:
+    for entries in optimizer.state.values():
+        entries["exp_avg"].data.zero_()
+
+
+def zero_moments_by_arrays(optimizer: torch.optim.Optimizer, number: int) -> None:
+    for entries in optimizer.state.values():
+        entries["exp_avg"].numpy()[...] = 0
+
+
 def replace_moments(optimizer: torch.optim.Optimizer, number: int) -> None:
     for entries in optimizer.state.values():
         entries["exp_avg_sq"] = entries["exp_avg_sq"] * 2 + 1e-3
@@ -648,7 +658,18 @@ def restart(optimizer: torch.optim.Optimizer, number: int) -> None:
     optimizer.__setstate__({"state": collections.defaultdict(dict)})
 
 
-@pytest.mark.parametrize("write", [zero_moments, replace_moments, forget_moments, clear_moments, restart])
+@pytest.mark.parametrize(
+    "write",
+    [
+        zero_moments,
+        zero_moments_by_data,
+        zero_moments_by_arrays,
+        replace_moments,
+        forget_moments,
+        clear_moments,
+        restart,
+    ],
+)
 def test_what_is_written_into_the_optimizers_state_reaches_the_device(write: Callable[[Any, int], None]) -> None:
     """As writes into weights do; an optimizer that is restarted begins anew."""
 
