@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, List, Optional, Sequence
 
 import torch
 from torch import nn
 
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.program.tensors.raw import gradient_of
-from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+from ignite_ipu.torch_names.tensors import DisableTorchFunction
 
 
 class CaptureObserver:
@@ -44,16 +44,18 @@ class LoopObserver:
         """Note the output of a call of a captured model without training."""
 
 
-def has_gradient(parameter: torch.Tensor) -> Optional[bool]:
-    """Return whether `parameter.grad` of a captured model's parameter is not None; None for any other tensor.
+def existing_gradients(parameters: Sequence[torch.Tensor]) -> List[Optional[bool]]:
+    """Return for each parameter whether its `grad` is not None; None where only the host could have one, and has none.
 
-    The gradient stays on the device, and the loop goes on as if it was not looked at.
+    The gradients of captured models stay on the device, and their loops go on as if these were not looked at.
     """
-    owner = parameter_of(parameter)
-    if owner is None:
-        return None
-    with DisableTorchFunctionSubclass():
-        return gradient_of(parameter) is not None or owner[0].loop.updates.gradients.shows(parameter)
+    with DisableTorchFunction():  # as for subclasses, so for the guards of hooks against reads of gradients
+        found: List[Optional[bool]] = [gradient_of(each) is not None or None for each in parameters]
+        for number, parameter in enumerate(parameters):
+            owner = None if found[number] else parameter_of(parameter)
+            if owner is not None:
+                found[number] = owner[0].loop.updates.gradients.shows(parameter)
+    return found
 
 
 OBSERVERS: List[LoopObserver] = []

@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ignite_ipu.deferred.events import LoopObserver, has_gradient, observe
+from ignite_ipu.deferred.events import LoopObserver, existing_gradients, observe
 from ignite_ipu.deferred.tensor.deferred_values import resolved
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor
 from ignite_ipu.errors import CaptureError, ParityError
@@ -29,12 +29,10 @@ from ignite_ipu.parity.fingerprints import fingerprint, fingerprints, leaves
 from ignite_ipu.parity.names import ModelNames
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.module_state import REGISTRATIONS
-from ignite_ipu.program.tensors.raw import gradient_of
 from ignite_ipu.program.user_code import OURS, Owner, is_users_file, owner_of
 from ignite_ipu.running.patches import Patches
 from ignite_ipu.session.weights.access import bring_newest
 from ignite_ipu.torch_names.optimizers import pre_hooks_of
-from ignite_ipu.torch_names.tensors import DisableTorchFunction
 
 # Names that Python's `tempfile` draws.
 _TEMPORARY = re.compile(r"^tmp[a-z0-9_]{8}(?=$|\.)")
@@ -226,10 +224,9 @@ class Recorder:
         line = users_line()
         order = [each for group in optimizer.param_groups for each in group["params"]]
         names = self._names.of_weights(optimizer, order)
-        with DisableTorchFunction():  # as for subclasses, so for the guards of hooks against reads of gradients
-            gradients = [gradient_of(each) is not None or has_gradient(each) for each in order]
         # Of a trainer whose steps are device calls it is not known.
         missing = None if _is_updated_by_calls(optimizer) else "is None"
+        gradients = existing_gradients(order)
         existing = ["exists" if each else missing if each is None else "is None" for each in gradients]
         if None in existing:
             for name, known in zip(names.parameters, existing):
