@@ -21,7 +21,7 @@ class SavedState:
     """State of a device's optimizer at one moment, after so many weight updates (`steps`).
 
     PopTorch's `set_state_dict` takes `device`, in which `ipu_state` is None before the first use; velocities in it are
-    multiplied by `scaling`.
+    multiplied by `scaling`. Of some parameters, by number, fewer updates were made: `behind` has how many.
     """
 
     device: Dict[str, Any]
@@ -29,6 +29,7 @@ class SavedState:
     settings: Settings
     groups: List[Dict[str, Any]]
     steps: int
+    behind: Mapping[int, int]
 
 
 class DeviceState:
@@ -88,23 +89,28 @@ class DeviceState:
         state: Mapping[str, torch.Tensor],
         groups: Sequence[Mapping[str, Any]],
         steps: int,
+        behind: Mapping[int, int],
         scaling: float,
         shares: bool = False,
     ) -> Dict[int, Dict[str, Any]]:
         """Return torch's state by parameter number for the device's `ipu_state`, after `steps` updates.
 
-        If `shares`, its tensors may share the memory of the device's.
+        Parameters in `behind` had so many fewer. If `shares`, its tensors may share the memory of the device's.
         """
+        counts: Dict[str, Any] = {"steps": steps, "behind": behind}
         names, types, kind = self.names, self._types, self._kind
-        return state_to_torch(state, names, types, groups, kind, steps=steps, loss_scaling=scaling, shares=shares)
+        return state_to_torch(state, names, types, groups, kind, **counts, loss_scaling=scaling, shares=shares)
 
-    def newest(self, numbers: HyperParameters, steps: int) -> Optional[Dict[int, Dict[str, Any]]]:
+    def newest(
+        self, numbers: HyperParameters, steps: int, behind: Mapping[int, int]
+    ) -> Optional[Dict[int, Dict[str, Any]]]:
         """Return the device's state as torch's by parameter number, whose tensors may share memory with PopTorch's.
 
         None before the first use, and of PopTorch's own optimizers, which show their state themselves.
         """
         state = None if self._is_the_users else self.parts()["ipu_state"]
-        return None if state is None else self.in_torch(state, numbers.groups(told=True), steps, self.scaling, True)
+        groups = numbers.groups(told=True)
+        return None if state is None else self.in_torch(state, groups, steps, behind, self.scaling, True)
 
     def send(
         self,

@@ -66,6 +66,8 @@ class OptimizerLink:
         types = [each.dtype for each in shown.parameters]
         self._device = DeviceState(conversion, own_names, shapes, types, copying, float(self.settings.loss_scaling))
         self.steps = shown.steps
+        self._behind: Dict[int, int] = {}  # by number, how many fewer of them a parameter has had
+        self._compare_counts()
         # Checks come first: an optimizer whose link fails is unchanged.
         shows = not conversion.passed_through
         if shows and shown.state:
@@ -146,7 +148,7 @@ class OptimizerLink:
 
     def refresh_state(self) -> None:
         """Bring the state that the user's optimizer shows up to date with the device's."""
-        newer = self._device.newest(self._numbers, self.steps) if self._shown.is_old else None
+        newer = self._device.newest(self._numbers, self.steps, self._behind) if self._shown.is_old else None
         if newer is not None:
             self._shown.put(newer)
 
@@ -159,7 +161,7 @@ class OptimizerLink:
         if hands_out:
             self.refresh_state()
             return self._shown.show()
-        newer = self._device.newest(self._numbers, self.steps) if self._shown.is_old else None
+        newer = self._device.newest(self._numbers, self.steps, self._behind) if self._shown.is_old else None
         return self._shown.state if newer is None else self._shown.followed_by(newer)
 
     def replace_state(self, state: Any) -> None:
@@ -182,6 +184,7 @@ class OptimizerLink:
             raise
         self._shown.note_loaded()
         self.steps = self._shown.steps
+        self._compare_counts()
         self._send_state()
 
     @property
@@ -205,11 +208,11 @@ class OptimizerLink:
         if self._shown.seen is not None:
             self._send_edits()
         device, groups = self._device.copied(), self._numbers.groups()
-        return SavedState(device, self._device.scaling, self.settings, groups, self.steps)
+        return SavedState(device, self._device.scaling, self.settings, groups, self.steps, dict(self._behind))
 
     def put_back(self, saved: SavedState, steps: Optional[int] = None) -> None:
         """Make a state that `read` returned the newest, when that on the device is lost; `steps` replaces its count."""
-        self.steps = saved.steps if steps is None else steps
+        self.steps, self._behind = saved.steps if steps is None else steps, dict(saved.behind)
         self._shown.is_old = True
         self._device.put_back(saved)
 
@@ -229,7 +232,7 @@ class OptimizerLink:
         if device_state is None:
             # The device was never used: the state is the one that the optimizer shows.
             return {"state": copy.deepcopy(self.conversion.source.state_dict()["state"]), "param_groups": saved.groups}
-        state = self._device.in_torch(device_state, saved.groups, saved.steps, saved.scaling)
+        state = self._device.in_torch(device_state, saved.groups, saved.steps, saved.behind, saved.scaling)
         # Parameters that are frozen by now have the state of the last program that trained them.
         frozen = {number: entries for number, entries in self._shown.by_number(True).items() if number not in state}
         return {"state": {**copy.deepcopy(frozen), **state}, "param_groups": saved.groups}
@@ -246,6 +249,7 @@ class OptimizerLink:
         """Send the state that the user's optimizer shows, to a program to be compiled that trains these parameters."""
         if self.conversion.passed_through:
             return
+        self._compare_counts()
         values = self._device.parts()["ipu_param"] or {}
         if values or self._shown.state:  # else neither has any yet
             self._send_state(strict=False, only=trainable)
@@ -259,6 +263,7 @@ class OptimizerLink:
         if self.conversion.passed_through:
             return
         self.refresh_state()
+        self._compare_counts()
         known = self._device.parts()["ipu_state"]
         if known is None:
             return
@@ -271,7 +276,18 @@ class OptimizerLink:
         """Send the device the values that code has written into the state which the user's optimizer shows."""
         if self._shown.take_edits():
             self.steps = self._shown.steps
+            self._compare_counts()
             self._send_state(strict=False)
+
+    def _compare_counts(self) -> None:
+        """Note how many updates fewer than all each parameter has had, by the state that is shown, if it is the newest.
+
+        Those that a program does not train have none until another program does.
+        """
+        kind = self.conversion.kind
+        if kind.counts_steps and not kind.device_counts_steps:
+            shown = enumerate(map(self._shown.state.get, self._shown.parameters))
+            self._behind = {number: self.steps - int((entries or {}).get("step") or 0) for number, entries in shown}
 
     def _send_state(self, strict: bool = True, only: Optional[Collection[str]] = None) -> None:
         state = self._shown.by_number(every=strict)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+from types import MappingProxyType
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Union
 
 import torch
@@ -32,6 +33,7 @@ def state_to_torch(
     kind: OptimizerKind,
     *,
     steps: float = 0.0,
+    behind: Mapping[int, float] = MappingProxyType({}),
     loss_scaling: float = 1.0,
     shares: bool = False,
 ) -> Dict[int, Dict[str, Any]]:
@@ -45,6 +47,7 @@ def state_to_torch(
         types: Types of the parameters in that order. State is in float32, or in a wider type of its parameter.
         param_groups: Hyper-parameters of each group, with the numbers of its parameters under `params`.
         steps: Updates made so far, for optimizers whose steps only torch counts.
+        behind: How many fewer were of a parameter, by its number.
         loss_scaling: The device's loss scaling, which SGD's velocity carries.
         shares: Whether the tensors may share the memory of `device_state`.
     """
@@ -63,7 +66,7 @@ def state_to_torch(
                 continue
             if kind.counts_steps:
                 counted = device_state.get(_entry(STEP, name)) if kind.device_counts_steps else None
-                step = float(counted.reshape(-1)[0]) if counted is not None else float(steps)
+                step = float(counted.reshape(-1)[0]) if counted is not None else float(steps - behind.get(number, 0))
                 if counted is not None and not step:
                     continue
                 present = {"step": _step_in_torch(step, kind), **present}

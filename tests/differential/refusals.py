@@ -222,12 +222,6 @@ REFUSALS: Tuple[Refusal, ...] = (
         lambda program: program.update == "auto" and {"saliency", "importance after steps"} <= set(program.ingredients),
     ),
     Refusal(
-        "buffers that a copy of the model reads before the update, of a model that a later one joins",
-        "EarlyReadError|RunError",
-        "was called before it was known to be a part of a larger one",
-        lambda program: program.writes_buffers and "penalty of a copy" in program.ingredients,
-    ),
-    Refusal(
         "a layer that is pruned again between the losses of an update, by weights that its hook computes",
         "CaptureError",
         "writes values that do not exist yet into a tensor|Values that do not exist yet were written into its memory",

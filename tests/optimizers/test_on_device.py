@@ -78,6 +78,33 @@ def test_weights_that_the_loss_does_not_depend_on_have_no_state(make):
     assert_same_state(optimizer, expected)
 
 
+@pytest.mark.parametrize("make", [momentum, torch.optim.Adam, torch.optim.RMSprop])
+def test_weights_that_only_some_losses_depend_on_count_their_own_steps(make):
+    """Also after the state was loaded again, and where only torch counts steps."""
+
+    def loop(prepared):
+        torch.manual_seed(0)
+        body, head = nn.Linear(2, 3), nn.Linear(3, 1)
+        model = nn.Sequential(body, head)
+        optimizer = make(model.parameters())
+        if prepared:
+            ipu_prepare(optimizer, model)
+        seen, saved = [], None
+        for number in (0, 1, 0, 0, 1, 1):
+            optimizer.zero_grad()
+            x = torch.randn(4, 2)
+            loss = model(x).pow(2).mean() if number else (model(x) * 0).sum().detach() + body(x).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            seen.append(copy.deepcopy(optimizer.state_dict()["state"]))
+            if saved is not None:
+                optimizer.load_state_dict({**optimizer.state_dict(), "state": saved})
+            saved = seen[-1]
+        return seen
+
+    torch.testing.assert_close(loop(True), loop(False), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_changed_loss_scaling_trains_as_none_would(shared):
     """PyTorch knows none; on the device the velocities are multiplied by it, on their way and while they wait there."""

@@ -122,10 +122,11 @@ def _replayed(
 ) -> Dict[Operation, List[torch.Tensor]]:
     """Compute the operations of losses on the host from copies of parameters, and return the results of each.
 
-    Each operation has copies without gradients of the parameters that were frozen when it was recorded. `before` is
-    called before each operation that reads tensors of the host.
+    Each operation has copies without gradients of the parameters that were frozen when it was recorded. Operations
+    without gradients that another update has made have their known values. `before` is called before each operation
+    that reads tensors of the host.
     """
-    operations = {each for loss in losses for each in loss.operations}
+    operations = {each for loss in losses for each in loss.operations if not each.has_lost_operands}
     buffers: Dict[int, torch.Tensor] = {}
 
     def tensor_of(leaf: Input, operation: Operation) -> torch.Tensor:

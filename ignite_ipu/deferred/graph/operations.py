@@ -387,6 +387,11 @@ class Operation:
         """True if its values are known, and no gradients can flow through it any more."""
         return self.done and not self.live
 
+    @property
+    def has_lost_operands(self) -> bool:
+        """True if its values are known, and its operands were let go, so that it cannot be computed anew."""
+        return self.is_spent and not self.leaves
+
     def begin_again(self, leaves: Sequence[Any]) -> None:
         """Be one that no update has computed, from these leaves; values that are known stay so."""
         self.leaves, self.done, self._is_live = leaves, False, None

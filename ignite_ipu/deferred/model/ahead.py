@@ -70,7 +70,7 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
             operations = [operation for loss in chosen for operation in loss.operations]
             _refuse_replayed(loop.buffers, operations)
             restore = loop.buffers.state_of(operations)
-            if loop.buffers.waiting:
+            if loop.buffers.waiting or loop.buffers.others_wait:
                 loop.buffers.before_update(chosen, loop, waits=not update.makes_all)
             back = TakenBack.of(loop.session, optimizer, link)
         made = update.run(pending, update.gradients.entries)
@@ -126,7 +126,8 @@ def take_back(update: FusedUpdate) -> None:
         made.take_back()
         made.loss.value.went_backward = None
         calls = [each for each in made.loss.operations if each.signature.writes]
-        update.loop.buffers.waiting.update({call.number: call for call in calls})
+        for call in calls:
+            update.loop.buffers.record(call)
     for entry in () if early.awaited else update.books.gradients.within(update.gradients.own):
         entry.losses, entry.made, entry.used = [made.loss for made in entry.made], [], None
 

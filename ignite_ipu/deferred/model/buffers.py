@@ -9,7 +9,8 @@ the call began with, so that nothing is written twice.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+import weakref
+from typing import Any, Callable, Container, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
@@ -39,6 +40,10 @@ class _Overwritten(NamedTuple):
     last: int
 
 
+_WAITING: weakref.WeakSet[BufferBook] = weakref.WeakSet()
+"""The books of all loops with calls that wait, and maybe some whose calls were made since."""
+
+
 class BufferBook:
     """The buffers of captured models that are trained together, and the calls that have yet to write them.
 
@@ -57,16 +62,18 @@ class BufferBook:
         # write.
         self._overwritten: Dict[int, _Overwritten] = {}
         self._passed: Set[int] = set()  # those that have waited while another optimizer stepped
-        self._is_settling = False
+        self._is_settling = self._follows_edits = False
         REGISTRATIONS.observe(self)
 
     def record(self, call: Operation) -> None:
         """Note a call that will write buffers."""
         self.waiting[call.number] = call
+        _WAITING.add(self)
 
     def merge(self, other: BufferBook) -> None:
         """Move the calls of models here that are trained together with these from now on."""
-        self.waiting.update(other.waiting)
+        for call in other.waiting.values():
+            self.record(call)
         self._replays.update(other._replays)
         self._passed |= other._passed
         self._overwritten.update(other._overwritten)
@@ -94,6 +101,7 @@ class BufferBook:
         if self.waiting:
             self._settle(self._pending())
             self._passed |= {call.number for call in self._pending()}
+        self._settle_others()
 
     def after_edits(self, edited: Edited) -> None:
         """Settle the pending calls with the weights from before writes that were found, where these were kept.
@@ -101,9 +109,45 @@ class BufferBook:
         All of these calls are older than the writes: each call looks for writes first.
         """
         calls = [] if self._is_settling else self._pending()
-        if calls and all(before is not None for _, before in edited):
-            with self._weights.with_others(edited):
-                self._settle(calls, older=True)
+        if not (calls or self.others_wait):
+            return
+        kept = all(before is not None for _, before in edited)
+        self._follows_edits = True
+        try:
+            with self._weights.with_others(edited) if kept else contextlib.nullcontext():
+                if kept:
+                    self._settle(calls, older=True)
+                self._settle_others(kept=kept)
+        finally:
+            self._follows_edits = False
+
+    @property
+    def others_wait(self) -> bool:
+        """True if calls wait of models that are trained apart from these: results of these may be their arguments."""
+        if not _WAITING:
+            return False
+        for book in list(_WAITING):
+            if not book.waiting:
+                _WAITING.discard(book)
+        return any(book is not self for book in _WAITING)
+
+    def _settle_others(self, made: Container[int] = (), kept: bool = True) -> None:
+        """Replay the pending calls of models that are trained apart from these, and that get results of these.
+
+        The weights of these are about to change. Results of the calls `made` by the update come with it. Unless the
+        present weights are `kept`, the calls cannot be replayed any more.
+        """
+        for book in list(_WAITING) if self.others_wait else ():
+            pending = [] if book is self or book._is_settling else book._pending()
+            calls = [call for call in pending if any(self._has(each, made) for each in chain_of(call))]
+            if calls and kept:
+                with contextlib.suppress(EarlyReadError):  # a call that they get results of cannot be replayed
+                    book._settle([call for call in pending if call.number <= calls[-1].number])
+            book._passed |= {call.number for call in calls if not book.is_replayed(call)} & book.waiting.keys()
+
+    def _has(self, operation: Operation, made: Container[int]) -> bool:
+        """Return whether an operation is a call of these models that is not `made` by an update."""
+        return operation.model is not None and operation.number not in made and _book_of(operation) is self
 
     def before_registration(self, module: nn.Module, given: Any) -> None:
         """Replay the pending calls that can be replayed, before a module of theirs gets other tensors or modules."""
@@ -141,6 +185,8 @@ class BufferBook:
         """
         operations = [operation for loss in losses for operation in loss.operations]
         made = {operation.number for operation in operations}
+        if steps:
+            self._settle_others(made)
         later = [call for call in self.waiting.values() if call.number not in made and waits and is_awaited(call)]
         waiting = {call.number for call in later}
         pending = self._pending()
@@ -148,14 +194,21 @@ class BufferBook:
         ahead = [*operations, *later]
         late = any(each.number < call.number and _write_the_same(each, call) for call in left for each in ahead)
         together = late or not all(_may_wait(call, operations) for call in later)
-        problem = self._settle([call for call in pending if together or call in left])
+        # The update makes those of its calls itself that no other call has to follow.
+        last = max((call.number for call in pending if call.number not in made), default=0)
+        settled = [call for call in pending if (call.number <= last if together else call in left)]
+        problem = self._settle(settled)
         if problem is not None:
-            first = _writes(next(call for call in self._pending() if call.number not in made))
+            first = next(call for call in settled if call.number in self.waiting and not self.is_replayed(call))
+            reason = (
+                f"and so does a later call that the update at {current_line()} is not computed from"
+                if first.number in made
+                else f"but no loss of the update at {current_line()} was computed from it"
+            )
             raise CaptureError(
-                f"The call of {loop.name} in training mode at {first}, such as batch statistics, but no "
-                f"loss of the update at {current_line()} was computed from it. The host cannot replay the call: "
-                f"{problem}. For a forward pass without training, call model.eval() and use "
-                "torch.no_grad(); leave out a batch before the model is called."
+                f"The call of {loop.name} in training mode at {_writes(first)}, such as batch statistics, {reason}. "
+                f"The host cannot replay the call: {problem}. For a forward pass without training, call model.eval() "
+                "and use torch.no_grad(); leave out a batch before the model is called."
             )
         for call in left:
             # Nothing goes backward through them from now on, since weights change.
@@ -181,7 +234,8 @@ class BufferBook:
         overwritten = dict(self._overwritten)
 
         def restore() -> None:
-            self.waiting.update(waiting)
+            for call in waiting.values():
+                self.record(call)
             taken = {number: self._taken[number] for number in numbers if number in self._taken}
             self._replays.update({**replays, **taken})
             self._overwritten.update(overwritten)
@@ -313,7 +367,10 @@ class BufferBook:
         if not calls:
             return None
         if not older:
-            self._edits.look()  # which may settle them
+            models = [each for call in calls for each in chain_of(call) if each.model is not None]
+            for book in {self, *map(_book_of, models)}:
+                if not book._follows_edits:
+                    book._edits.look()  # which may settle them
         was_settling, self._is_settling = self._is_settling, True
         try:
             for call in calls:

@@ -45,15 +45,16 @@ class CallReplays:
             passed: Numbers of calls that weights have changed after.
             older: Whether the host has the weights from before the last writes.
         """
+        then = call.signature.modes
+        assert then is not None
         try:
-            now, then = self._modes.now(), call.signature.modes
+            self._modes.now()
+            then.of.now()  # that of the model alone, if it was called before it was joined with others
         except ReplacedError:
             return "weights or buffers of the model were replaced since"
         if call.number in passed:
             return "weights have changed since"
-        if then is None or then.of is not now.of:
-            return "the model was called before it was known to be a part of a larger one"
-        lost = self._modes.lost(then)
+        lost = then.of.lost(then)
         if lost is not None:
             return f"{lost} since"
         if not (older or self._edits.older_than(call)):
@@ -88,11 +89,11 @@ class CallReplays:
         """Return the result of a model's call on the host, which writes its buffers there."""
         assert call.model is not None and call.signature.modes is not None
         loop: Any = call.model.loop
-        model, modes = call.model.model, loop.modes
+        model, then = call.model.model, call.signature.modes
         args, kwargs = unflatten(call.signature.structure, leaves)
         loop.session.weights.to_host()
-        modes.now()
-        with modes.at(call.signature.modes):
+        then.of.now()
+        with then.of.at(then):
             with EAGER, without_generation_cache(model), torch.no_grad(), DisableTorchFunctionSubclass():
                 with assignments_written(model):
                     return called_beside(call.signature.left, lambda: model(*args, **kwargs))

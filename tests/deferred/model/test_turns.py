@@ -296,6 +296,23 @@ def test_gradients_of_another_step_that_nobody_clears() -> None:
         trained(loop, "norm", True)
 
 
+@pytest.mark.parametrize("update", ["device", "auto"])
+def test_a_step_of_one_shows_whether_the_other_has_gradients(update: str) -> None:
+    """The loss's targets are made of results, by an operation without gradients that the update has computed."""
+
+    def loop(update: str) -> List[bool]:
+        G, D = networks("plain")
+        both = optimizers(G, D)
+        for optimizer, model in zip(both, (G, D)) if update != "eager" else ():
+            ipu_prepare(optimizer, model, config={"update": update})
+        scores = D(G(torch.randn(6, 4)))
+        bce(scores, torch.zeros_like(scores)).backward()
+        both[1].step()
+        return [each.grad is None for each in (*G.parameters(), *D.parameters())]
+
+    assert loop(update) == loop("eager")
+
+
 def test_two_optimizers_of_one_model() -> None:
     """Parts of one model may have optimizers of their own, without a weight in common."""
 

@@ -1,0 +1,120 @@
+"""Calls that write buffers, and whose models others give values to: an encoder and a decoder with an optimizer each."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable, Dict, List
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ignite_ipu import IPUConfig, ipu_prepare
+
+UPDATES = ["device", "auto", "host"]
+
+
+class Pair:
+    """An encoder, a decoder that writes statistics of batches, and the values that the loop has seen."""
+
+    def __init__(self, update: str) -> None:
+        torch.manual_seed(0)
+        self.encoder = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3))
+        self.decoder = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 4))
+        self.encoding = torch.optim.SGD(self.encoder.parameters(), lr=0.5)
+        self.decoding = torch.optim.Adam(self.decoder.parameters(), lr=0.05)
+        self.seen: List[Any] = []
+        if update != "eager":
+            for optimizer, model in ((self.encoding, self.encoder), (self.decoding, self.decoder)):
+                ipu_prepare(optimizer, model, config=IPUConfig(update=update))
+
+    def look(self) -> None:
+        self.seen.append(copy.deepcopy((self.encoder.state_dict(), self.decoder.state_dict())))
+
+    def reconstruct(self) -> torch.Tensor:
+        x = torch.randn(6, 4)
+        return F.mse_loss(self.decoder(self.encoder(x)), x)
+
+
+def check_native(loop: Callable[[Pair], None], update: str) -> None:
+    seen: Dict[str, List[Any]] = {}
+    for each in ("eager", update):
+        pair = Pair(each)
+        torch.manual_seed(1)
+        loop(pair)
+        pair.look()
+        seen[each] = pair.seen
+    torch.testing.assert_close(seen[update], seen["eager"], rtol=1e-4, atol=1e-6)
+
+
+def train_encoder(pair: Pair) -> None:
+    code = pair.encoder(torch.randn(6, 4))
+    kept = pair.decoder(code.detach())
+    code.pow(2).mean().backward()
+    pair.encoding.step()
+    pair.encoding.zero_grad()
+    pair.seen.append(kept.mean().item())
+
+
+def write_encoder(pair: Pair) -> None:
+    with torch.no_grad():
+        pair.encoder[0].weight.mul_(2.0)
+
+
+def clamp_encoder(pair: Pair) -> None:
+    pair.encoder[0].weight.data.clamp_(-0.1, 0.1)
+
+
+def load_encoder(pair: Pair) -> None:
+    pair.encoder.load_state_dict({name: value * 2 for name, value in pair.encoder.state_dict().items()})
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("change", [train_encoder, write_encoder, clamp_encoder, load_encoder])
+def test_a_call_of_one_model_has_the_weights_that_another_had_then(change: Callable[[Pair], None], update: str) -> None:
+    """No loss joins the two models, and the encoder's weights change before the decoder's statistics are read."""
+
+    def loop(pair: Pair) -> None:
+        for _ in range(3):
+            pair.decoder(pair.encoder(torch.randn(6, 4)))
+            change(pair)
+            pair.look()
+
+    check_native(loop, update)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_a_call_from_before_models_are_joined(update: str) -> None:
+    """The loss joins them, and a later call that no loss is of writes the same statistics."""
+
+    def loop(pair: Pair) -> None:
+        for _ in range(2):
+            loss = pair.reconstruct()
+            pair.decoder(pair.encoder(torch.randn(6, 4)).detach())
+            loss.backward()
+            pair.encoding.step()
+            pair.decoding.step()
+            pair.encoding.zero_grad()
+            pair.decoding.zero_grad()
+
+    check_native(loop, update)
+
+
+@pytest.mark.parametrize("update", ["auto", "host"])
+def test_an_update_after_a_call_that_may_still_go_backward(update: str) -> None:
+    """The call writes its statistics first, and the update itself writes those of its own."""
+
+    def loop(pair: Pair) -> None:
+        kept = pair.reconstruct()
+
+        def closure() -> torch.Tensor:
+            pair.encoding.zero_grad()
+            loss = pair.reconstruct()
+            loss.backward()
+            return loss
+
+        pair.seen.append(pair.encoding.step(closure).item())
+        pair.seen.append(kept.item())
+
+    check_native(loop, update)
