@@ -70,7 +70,7 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
             operations = [operation for loss in chosen for operation in loss.operations]
             _refuse_replayed(loop.buffers, operations)
             restore = loop.buffers.state_of(operations)
-            if loop.buffers.waiting or loop.buffers.others_wait:
+            if not loop.buffers.is_empty:
                 loop.buffers.before_update(chosen, loop, waits=not update.makes_all)
             back = TakenBack.of(loop.session, optimizer, link)
         made = update.run(pending, update.gradients.entries)

@@ -223,8 +223,9 @@ class BufferBook:
 
     @property
     def is_empty(self) -> bool:
-        """True if no call waits for its update, and nothing has changed the buffers of one."""
-        return not (self.waiting or self._replays or self._overwritten or self._left)
+        """True if no call waits for its update, nothing has changed the buffers of one, and no call of others waits."""
+        kept = self.waiting or self._replays or self._overwritten or self._left
+        return not (kept or (_WAITING and self.others_wait))
 
     def state_of(self, operations: Sequence[Operation]) -> Callable[[], None]:
         """Return a function that restores the entries of operations, for the case that their update is not made."""

@@ -320,7 +320,7 @@ class FusedUpdate:
             loop.evaluations.before_weights_change(but=set(operations))
         in_update = None if buffers.is_empty else buffers.in_update(operations)
         restore = None if in_update is None else buffers.state_of(operations)
-        if buffers.waiting or buffers.others_wait:
+        if in_update is not None:
             buffers.before_update(chosen, loop, waits=not self.makes_all)
         if USES:
             keep_weights([loop])

@@ -341,7 +341,7 @@ class HostUpdates:
         before = self.weights.keep_before_step(held)
         if self._loop.evaluations.waiting:
             self._loop.evaluations.before_weights_change()
-        if self._loop.buffers.waiting or self._loop.buffers.others_wait:
+        if not self._loop.buffers.is_empty:
             self._loop.buffers.before_weights_change()
         detector, max_norm = self._loop.session.weights.detector, self._loop.setup.config.max_grad_norm
 

@@ -147,9 +147,7 @@ class Steady:
             return False
         if optimizer is not self._optimizer or self._has_hooks or training.clipping.asked:
             return False
-        if loop.evaluations.waiting or not loop.buffers.is_empty or loop.buffers.others_wait:
-            return False
-        if USES or not self.holds():
+        if loop.evaluations.waiting or not loop.buffers.is_empty or USES or not self.holds():
             return False
         losses, repeated = entry.losses, training.repeated
         try:
