@@ -42,6 +42,8 @@ class DeviceState:
 
     Attributes:
         scaling: Factor on the velocities at hand, be they on the device or wait to be uploaded.
+        behind: By number of a parameter, how many updates fewer than all it has had, of kinds whose steps only torch
+            counts.
         was_sent, given_up: Whether a state was sent since the last update, and whether `give_up` was called since.
     """
 
@@ -58,6 +60,7 @@ class DeviceState:
         self._device, self._copying = conversion.optimizer, copying
         self.names, self._shapes, self._types = names, shapes, types
         self.scaling = scaling
+        self.behind: Mapping[int, int] = {}
         self.was_sent = self.given_up = False
         # Before it has any state.
         self._stand_in = copy.copy(self._device)
@@ -80,7 +83,7 @@ class DeviceState:
 
     def put_back(self, saved: SavedState) -> None:
         """Make a state the newest, when that on the device is lost."""
-        self.scaling = saved.scaling
+        self.scaling, self.behind = saved.scaling, saved.behind
         if saved.device["ipu_state"] is not None:
             self._device.set_state_dict(saved.device)
 
@@ -101,16 +104,23 @@ class DeviceState:
         names, types, kind = self.names, self._types, self._kind
         return state_to_torch(state, names, types, groups, kind, **counts, loss_scaling=scaling, shares=shares)
 
-    def newest(
-        self, numbers: HyperParameters, steps: int, behind: Mapping[int, int]
-    ) -> Optional[Dict[int, Dict[str, Any]]]:
+    def newest(self, numbers: HyperParameters, steps: int) -> Optional[Dict[int, Dict[str, Any]]]:
         """Return the device's state as torch's by parameter number, whose tensors may share memory with PopTorch's.
 
         None before the first use, and of PopTorch's own optimizers, which show their state themselves.
         """
         state = None if self._is_the_users else self.parts()["ipu_state"]
         groups = numbers.groups(told=True)
-        return None if state is None else self.in_torch(state, groups, steps, behind, self.scaling, True)
+        return None if state is None else self.in_torch(state, groups, steps, self.behind, self.scaling, True)
+
+    def compare_counts(self, state: Mapping[int, Mapping[str, Any]], steps: int) -> None:
+        """Note how many updates each parameter has had, of `steps` in all, by torch's state that is the newest.
+
+        Parameters that a program does not train have none until another program trains them.
+        """
+        if self._kind.counts_steps and not self._kind.device_counts_steps:
+            counted = {number: int(entries.get("step") or 0) for number, entries in state.items()}
+            self.behind = {number: steps - counted.get(number, 0) for number in range(len(self.names))}
 
     def send(
         self,

@@ -66,8 +66,7 @@ class OptimizerLink:
         types = [each.dtype for each in shown.parameters]
         self._device = DeviceState(conversion, own_names, shapes, types, copying, float(self.settings.loss_scaling))
         self.steps = shown.steps
-        self._behind: Dict[int, int] = {}  # by number, how many fewer of them a parameter has had
-        self._compare_counts()
+        self._device.compare_counts(shown.by_number(True), self.steps)
         # Checks come first: an optimizer whose link fails is unchanged.
         shows = not conversion.passed_through
         if shows and shown.state:
@@ -148,7 +147,7 @@ class OptimizerLink:
 
     def refresh_state(self) -> None:
         """Bring the state that the user's optimizer shows up to date with the device's."""
-        newer = self._device.newest(self._numbers, self.steps, self._behind) if self._shown.is_old else None
+        newer = self._device.newest(self._numbers, self.steps) if self._shown.is_old else None
         if newer is not None:
             self._shown.put(newer)
 
@@ -161,7 +160,7 @@ class OptimizerLink:
         if hands_out:
             self.refresh_state()
             return self._shown.show()
-        newer = self._device.newest(self._numbers, self.steps, self._behind) if self._shown.is_old else None
+        newer = self._device.newest(self._numbers, self.steps) if self._shown.is_old else None
         return self._shown.state if newer is None else self._shown.followed_by(newer)
 
     def replace_state(self, state: Any) -> None:
@@ -184,7 +183,7 @@ class OptimizerLink:
             raise
         self._shown.note_loaded()
         self.steps = self._shown.steps
-        self._compare_counts()
+        self._device.compare_counts(self._shown.by_number(True), self.steps)
         self._send_state()
 
     @property
@@ -208,11 +207,11 @@ class OptimizerLink:
         if self._shown.seen is not None:
             self._send_edits()
         device, groups = self._device.copied(), self._numbers.groups()
-        return SavedState(device, self._device.scaling, self.settings, groups, self.steps, dict(self._behind))
+        return SavedState(device, self._device.scaling, self.settings, groups, self.steps, self._device.behind)
 
     def put_back(self, saved: SavedState, steps: Optional[int] = None) -> None:
         """Make a state that `read` returned the newest, when that on the device is lost; `steps` replaces its count."""
-        self.steps, self._behind = saved.steps if steps is None else steps, dict(saved.behind)
+        self.steps = saved.steps if steps is None else steps
         self._shown.is_old = True
         self._device.put_back(saved)
 
@@ -249,7 +248,7 @@ class OptimizerLink:
         """Send the state that the user's optimizer shows, to a program to be compiled that trains these parameters."""
         if self.conversion.passed_through:
             return
-        self._compare_counts()
+        self._device.compare_counts(self._shown.by_number(True), self.steps)
         values = self._device.parts()["ipu_param"] or {}
         if values or self._shown.state:  # else neither has any yet
             self._send_state(strict=False, only=trainable)
@@ -263,7 +262,7 @@ class OptimizerLink:
         if self.conversion.passed_through:
             return
         self.refresh_state()
-        self._compare_counts()
+        self._device.compare_counts(self._shown.by_number(True), self.steps)
         known = self._device.parts()["ipu_state"]
         if known is None:
             return
@@ -276,18 +275,8 @@ class OptimizerLink:
         """Send the device the values that code has written into the state which the user's optimizer shows."""
         if self._shown.take_edits():
             self.steps = self._shown.steps
-            self._compare_counts()
+            self._device.compare_counts(self._shown.by_number(True), self.steps)
             self._send_state(strict=False)
-
-    def _compare_counts(self) -> None:
-        """Note how many updates fewer than all each parameter has had, by the state that is shown, if it is the newest.
-
-        Those that a program does not train have none until another program does.
-        """
-        kind = self.conversion.kind
-        if kind.counts_steps and not kind.device_counts_steps:
-            shown = enumerate(map(self._shown.state.get, self._shown.parameters))
-            self._behind = {number: self.steps - int((entries or {}).get("step") or 0) for number, entries in shown}
 
     def _send_state(self, strict: bool = True, only: Optional[Collection[str]] = None) -> None:
         state = self._shown.by_number(every=strict)

@@ -40,8 +40,8 @@ class _Overwritten(NamedTuple):
     last: int
 
 
-_WAITING: weakref.WeakSet[BufferBook] = weakref.WeakSet()
-"""The books of all loops with calls that wait, and maybe some whose calls were made since."""
+BOOKS: weakref.WeakSet[BufferBook] = weakref.WeakSet()
+"""The books of all loops with calls that wait, and maybe some whose calls were made since the last look."""
 
 
 class BufferBook:
@@ -62,13 +62,13 @@ class BufferBook:
         # write.
         self._overwritten: Dict[int, _Overwritten] = {}
         self._passed: Set[int] = set()  # those that have waited while another optimizer stepped
-        self._is_settling = self._follows_edits = False
+        self._is_settling = False
         REGISTRATIONS.observe(self)
 
     def record(self, call: Operation) -> None:
         """Note a call that will write buffers."""
         self.waiting[call.number] = call
-        _WAITING.add(self)
+        BOOKS.add(self)
 
     def merge(self, other: BufferBook) -> None:
         """Move the calls of models here that are trained together with these from now on."""
@@ -101,7 +101,7 @@ class BufferBook:
         if self.waiting:
             self._settle(self._pending())
             self._passed |= {call.number for call in self._pending()}
-        self._settle_others()
+        _settle_others(self)
 
     def after_edits(self, edited: Edited) -> None:
         """Settle the pending calls with the weights from before writes that were found, where these were kept.
@@ -109,45 +109,13 @@ class BufferBook:
         All of these calls are older than the writes: each call looks for writes first.
         """
         calls = [] if self._is_settling else self._pending()
-        if not (calls or self.others_wait):
+        if not (calls or BOOKS):
             return
         kept = all(before is not None for _, before in edited)
-        self._follows_edits = True
-        try:
-            with self._weights.with_others(edited) if kept else contextlib.nullcontext():
-                if kept:
-                    self._settle(calls, older=True)
-                self._settle_others(kept=kept)
-        finally:
-            self._follows_edits = False
-
-    @property
-    def others_wait(self) -> bool:
-        """True if calls wait of models that are trained apart from these: results of these may be their arguments."""
-        if not _WAITING:
-            return False
-        for book in list(_WAITING):
-            if not book.waiting:
-                _WAITING.discard(book)
-        return any(book is not self for book in _WAITING)
-
-    def _settle_others(self, made: Container[int] = (), kept: bool = True) -> None:
-        """Replay the pending calls of models that are trained apart from these, and that get results of these.
-
-        The weights of these are about to change. Results of the calls `made` by the update come with it. Unless the
-        present weights are `kept`, the calls cannot be replayed any more.
-        """
-        for book in list(_WAITING) if self.others_wait else ():
-            pending = [] if book is self or book._is_settling else book._pending()
-            calls = [call for call in pending if any(self._has(each, made) for each in chain_of(call))]
-            if calls and kept:
-                with contextlib.suppress(EarlyReadError):  # a call that they get results of cannot be replayed
-                    book._settle([call for call in pending if call.number <= calls[-1].number])
-            book._passed |= {call.number for call in calls if not book.is_replayed(call)} & book.waiting.keys()
-
-    def _has(self, operation: Operation, made: Container[int]) -> bool:
-        """Return whether an operation is a call of these models that is not `made` by an update."""
-        return operation.model is not None and operation.number not in made and _book_of(operation) is self
+        with self._weights.with_others(edited) if kept else contextlib.nullcontext():
+            if kept:
+                self._settle(calls, older=True)
+            _settle_others(self, kept=kept)
 
     def before_registration(self, module: nn.Module, given: Any) -> None:
         """Replay the pending calls that can be replayed, before a module of theirs gets other tensors or modules."""
@@ -186,7 +154,7 @@ class BufferBook:
         operations = [operation for loss in losses for operation in loss.operations]
         made = {operation.number for operation in operations}
         if steps:
-            self._settle_others(made)
+            _settle_others(self, made)
         later = [call for call in self.waiting.values() if call.number not in made and waits and is_awaited(call)]
         waiting = {call.number for call in later}
         pending = self._pending()
@@ -219,13 +187,15 @@ class BufferBook:
                 del self.waiting[call.number]
         for number in made:
             self.waiting.pop(number, None)
+        if not self.waiting:
+            BOOKS.discard(self)
         self._passed = set(self.waiting) if steps else self._passed & self.waiting.keys()
 
     @property
     def is_empty(self) -> bool:
         """True if no call waits for its update, nothing has changed the buffers of one, and no call of others waits."""
         kept = self.waiting or self._replays or self._overwritten or self._left
-        return not (kept or (_WAITING and self.others_wait))
+        return not (kept or (BOOKS and others_wait(self)))
 
     def state_of(self, operations: Sequence[Operation]) -> Callable[[], None]:
         """Return a function that restores the entries of operations, for the case that their update is not made."""
@@ -360,18 +330,20 @@ class BufferBook:
                 del self._replays[number], self.waiting[number]
         return [call for number, call in sorted(self.waiting.items()) if number not in self._replays]
 
-    def _settle(self, calls: Sequence[Operation], older: bool = False) -> Optional[str]:
+    def _settle(
+        self, calls: Sequence[Operation], older: bool = False, changing: Optional[BufferBook] = None
+    ) -> Optional[str]:
         """Replay calls on the host, in their order; returns why one cannot be replayed, None if all are.
 
-        With `older`, the host has the weights from before the last writes.
+        With `older`, the host has the weights from before the last writes. Writes into weights of the models of a book
+        that is `changing` are known.
         """
         if not calls:
             return None
         if not older:
             models = [each for call in calls for each in chain_of(call) if each.model is not None]
-            for book in {self, *map(_book_of, models)}:
-                if not book._follows_edits:
-                    book._edits.look()  # which may settle them
+            for book in {self, *map(_book_of, models)} - {changing}:
+                book._edits.look()  # which may settle them
         was_settling, self._is_settling = self._is_settling, True
         try:
             for call in calls:
@@ -392,6 +364,33 @@ class BufferBook:
         finally:
             self._is_settling = was_settling
         return None
+
+
+def others_wait(book: BufferBook) -> bool:
+    """Return whether calls wait of models that are trained apart from a book's: results of these may be arguments."""
+    for other in list(BOOKS):
+        if not other.waiting:
+            BOOKS.discard(other)
+    return any(other is not book for other in BOOKS)
+
+
+def _settle_others(changing: BufferBook, made: Container[int] = (), kept: bool = True) -> None:
+    """Replay the pending calls of models that are trained apart from a book's, and that get results of these.
+
+    The weights of the book's models are about to change. Results of the calls `made` by the update come with it. Unless
+    the present weights are `kept`, the calls cannot be replayed any more.
+    """
+
+    def is_of_book(each: Operation) -> bool:
+        return each.model is not None and each.number not in made and _book_of(each) is changing
+
+    for book in list(BOOKS) if others_wait(changing) else ():
+        pending = [] if book is changing or book._is_settling else book._pending()
+        calls = [call for call in pending if any(map(is_of_book, chain_of(call)))]
+        if calls and kept:
+            with contextlib.suppress(EarlyReadError):  # a call that they get results of cannot be replayed
+                book._settle([call for call in pending if call.number <= calls[-1].number], changing=changing)
+        book._passed |= {call.number for call in calls if not book.is_replayed(call)} & book.waiting.keys()
 
 
 def _made_from(call: Operation) -> Tuple[Sequence[Operation], Dict[Operation, List[torch.Tensor]]]:

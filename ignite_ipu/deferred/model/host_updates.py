@@ -36,6 +36,7 @@ from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, 
 from ignite_ipu.deferred.graph.owners import held_tensors, parameter_of
 from ignite_ipu.deferred.graph.state import Older, Values, draws, trained_in, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
+from ignite_ipu.deferred.model.buffers import BOOKS
 from ignite_ipu.deferred.model.kept_weights import KeptWeights
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import average, note_backward
@@ -341,7 +342,7 @@ class HostUpdates:
         before = self.weights.keep_before_step(held)
         if self._loop.evaluations.waiting:
             self._loop.evaluations.before_weights_change()
-        if not self._loop.buffers.is_empty:
+        if BOOKS:
             self._loop.buffers.before_weights_change()
         detector, max_norm = self._loop.session.weights.detector, self._loop.setup.config.max_grad_norm
 
