@@ -30,3 +30,9 @@ OTHER_WEIGHTS = Restriction(
     "Call a copy that is not captured, copy.deepcopy(model) in a loop with ipu_prepare; or write the weights into the "
     "model with load_state_dict.",
 )
+COMPUTED_ONCE = Restriction(
+    "A model goes on from a tensor that an earlier call has computed from weights and kept",
+    "In eager PyTorch gradients flow through it to the weights. Here each step is a program of its own, and would have "
+    "it as a constant, also if the loop clears it before each step. Compute it in each call; or keep it without "
+    "gradients (detach()).",
+)

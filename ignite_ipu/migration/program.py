@@ -16,7 +16,7 @@ from ignite_ipu.migration.analysis.forward import ForwardAnalysis
 from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, parameters_of
 from ignite_ipu.migration.analysis.loop_code import LoopAnalysis
 from ignite_ipu.migration.analysis.models import Model
-from ignite_ipu.migration.analysis.names import dotted, unmoved, walk
+from ignite_ipu.migration.analysis.names import dotted, has_weights, unmoved, walk
 from ignite_ipu.migration.analysis.operators import is_dynamic
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile, call_of
 from ignite_ipu.migration.analysis.scope import OutsideCall
@@ -28,13 +28,8 @@ AUTO = "ignite_ipu.auto"
 """The module whose import captures a program when it runs."""
 
 _PORTED = ("create_ipu_trainer", "create_ipu_evaluator", "ipu_prepare", "ipu_step", "IPUAccelerator")
-_WITH_WEIGHTS = re.compile(
-    r"torch\.nn\.(Lazy)?(Linear|Bilinear|Conv|Embedding|BatchNorm|LayerNorm|GroupNorm|InstanceNorm|RNN|LSTM|GRU|PReLU|"
-    r"Transformer|MultiheadAttention|Sequential|Module|Parameter)"
-)
 EVERY_RULE = "*"
 _SUPPRESSION = re.compile(r"#\s*ignite-ipu:\s*ignore(?:\[(?P<rules>[^\]]*)\])?(?=\s|#|$)")
-
 
 _CHANGES = ("mutation", "random")
 _OPERATORS = ("call", "layer", "dynamic")
@@ -151,7 +146,7 @@ class Program(ParsedFile):
     def _is_loss(self, model: Model) -> bool:
         """Return whether a class is a loss without weights: by its name, or by a loss of PyTorch that it holds."""
         made = [self.names.called(value) or "" for value in model.values.values()]
-        if Kind.PARAMETER in model.holds.values() or any(map(_WITH_WEIGHTS.match, made)):
+        if Kind.PARAMETER in model.holds.values() or any(map(has_weights, made)):
             return False
         named = re.search(r"loss|criterion", model.name, re.IGNORECASE) is not None
         return named or any(each.startswith("torch.nn.") and each.endswith("Loss") for each in made)

@@ -23,6 +23,7 @@ import functools
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations, parametrize
 
 MASK = torch.tensor([True, False, True, False]).expand(4, 4)
 pool = nn.FractionalMaxPool2d(2, output_size=1)
@@ -58,7 +59,8 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 criterion, step = SpectralLoss(), Step(model)
-critic = nn.Linear(4, 1)
+critic, even = nn.Linear(4, 1), nn.Linear(4, 4)
+parametrizations.orthogonal(even)
 HARD, KIND, CONFIG = True, "mean", {{"loss": {{"kind": "spectral"}}}}
 options = argparse.ArgumentParser()
 options.add_argument("--penalty", default="spectral")
@@ -132,6 +134,18 @@ TRAINED = {
     ),
     "covariances": ("loss = torch.cov(out).pow(2).mean() + out.T.cov(correction=0).sum()", ""),
     "gradients for an output that has some": ("out.requires_grad_()\n" + PLAIN, ""),
+    "a model with its own weights": (
+        "loss = torch.func.functional_call(model, dict(model.named_parameters()), (x,)).pow(2).mean()",
+        "",
+    ),
+    "a transformed loss": (
+        "t = torch.func.grad(lambda v: pool(v[None, None]).mean())(x)\nloss = (out - t).pow(2).mean()",
+        "",
+    ),
+    "a cache of a model without parametrizations": (
+        "with parametrize.cached():\n    loss = model(out).pow(2).mean()",
+        "",
+    ),
 }
 REFUSED = {
     "an operator": ("loss = torch.linalg.svdvals(out).sum()", ""),
@@ -207,6 +221,41 @@ REFUSED = {
     "a graph of the backward pass by position": (PLAIN + "torch.autograd.backward([loss], None, None, True)", ""),
     "a gradient of an output": (PLAIN + "g = torch.autograd.grad(loss, out, retain_graph=True)[0]", ""),
     "gradients for a detached output": ("loss = model(out.detach().requires_grad_()).pow(2).mean()", ""),
+    "a gradient by torch.func": (
+        "g = torch.func.grad(lambda v: model(v).pow(2).sum())(x)\nloss = out.mean() + g.pow(2).mean()",
+        "",
+    ),
+    "a transform of a function": (
+        "def energy(v):\n    return critic(v).sum()\ng = torch.func.grad(energy)(x)\n" + PLAIN,
+        "",
+    ),
+    "a transformed model": ("loss = torch.vmap(model)(x).pow(2).mean()", ""),
+    "a transformed model in an evaluation": (
+        PLAIN,
+        "with torch.no_grad(): losses.append(torch.func.vmap(model)(x).sum().item())",
+    ),
+    "an adapted model within a transform": (
+        "def adapted(weights):\n    return torch.func.functional_call(model, weights, (x,)).pow(2).mean()\n"
+        "g = torch.func.grad(adapted)(dict(model.named_parameters()))\n" + PLAIN,
+        "",
+    ),
+    "a model with weights of another": (
+        "w = {'weight': out[:1], 'bias': out[1, :1]}\nloss = torch.func.functional_call(critic, w, (x,)).mean()",
+        "",
+    ),
+    "a model with moved weights": (
+        "moved = {name: 0.9 * each for name, each in model.named_parameters()}\n"
+        "loss = torch.func.functional_call(model, moved, (x,)).pow(2).mean()",
+        "",
+    ),
+    "a model with its state": (
+        PLAIN + "t = torch.func.functional_call(model, model.state_dict(), (x,))\nloss = loss + 0 * t.mean()",
+        "",
+    ),
+    "a cache of parametrized weights": (
+        "with parametrize.cached():\n    loss = even(even(x)).pow(2).mean() + out.mean()",
+        "",
+    ),
     "rows that are repeated by the output": ("loss = out.repeat_interleave((out[:, 0] > 0).long(), 0).sum()", ""),
 }
 MODEL = """

@@ -126,6 +126,7 @@ REASONS = {
     "restricted-operator": "scale_grad_by_freq",
     "shared-memory-training": "share_memory() cannot be mapped",
     "unreadable-source": "never closed" if sys.version_info >= (3, 10) else "invalid syntax",
+    "transformed-model": "A model is called within a transform of torch.func",
     "unsupported-dtype": "a number format that an IPU lacks (torch.bfloat16)",
     "unsupported-operator": "Unsupported ops found in compiled model: [aten::_linalg_svd]",
 }

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ignite_ipu.capabilities.traced import GRADIENT, NO_FUNCTION, REPLACED
+from ignite_ipu.capabilities.transforms import COMPUTED_ONCE
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
 from ignite_ipu.deferred.graph.leaves import Shape
 from ignite_ipu.deferred.graph.operations import CallSignature
@@ -66,11 +67,6 @@ _CHANGES_ARGUMENT = (
 _KEEPS_OBJECT = (
     " returns an object that it keeps, and writes new tensors into it. A compiled program returns a new one for each "
     "call. Make a new object in each call, or return the tensors."
-)
-_KEEPS_COMPUTED = (
-    " goes on from a tensor that an earlier call has computed from weights and kept. In eager PyTorch gradients flow "
-    "through it to the weights. Here each step is a program of its own, and would have it as a constant, also if the "
-    "loop clears it before each step. Compute it in each call; or keep it without gradients (detach())."
 )
 
 
@@ -280,7 +276,7 @@ def called_on_host(
     if changed:
         raise CaptureError(changes_in_every_call(model, changed))
     if kept_before:
-        raise CaptureError(what + _KEEPS_COMPUTED)
+        raise CaptureError(f"{current_line()}: {COMPUTED_ONCE.refusal(name, name)}")
     first, last = returned[0], returned[-1]
     if len(returned) > 1 and any(mine is theirs for mine in first for theirs in last):
         raise CaptureError(what + _KEEPS_OBJECT)

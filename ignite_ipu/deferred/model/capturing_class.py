@@ -110,6 +110,6 @@ def refuse_transforms(model: nn.Module, has_own_weights: Callable[[], bool]) -> 
             "autocast chooses bfloat16, which does not exist on an IPU. Leave it out, or use accelerator.autocast()."
         )
     if transformation() is not None:
-        raise CaptureError(TRANSFORMED.refusal(name, f"{name} at {current_line()}"))
+        raise CaptureError(f"{current_line()}: {TRANSFORMED.refusal(name, name)}")
     if FUNCTIONAL_CALL is not None and frame_of(FUNCTIONAL_CALL) is not None and not has_own_weights():
-        raise CaptureError(OTHER_WEIGHTS.refusal(name, f"{name} at {current_line()}"))
+        raise CaptureError(f"{current_line()}: {OTHER_WEIGHTS.refusal(name, name)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import Dict, Mapping, Optional, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, Mapping, Optional, Sequence, Set, Tuple
 
 from ignite_ipu.migration.analysis.conditions import Conditions
 from ignite_ipu.migration.analysis.expressions import Expressions, declared
@@ -51,6 +51,8 @@ class ForwardAnalysis:
         self.visited: Dict[Tuple[object, ...], Value] = {}
         # Whether gradients are recorded, as far as the text shows it.
         self.with_gradients = True
+        # The ways in which code around the walked one transforms the models that are called: kinds of facts.
+        self.transforms: FrozenSet[str] = frozenset()
 
     def run_models(self, models: Sequence[Model]) -> None:
         """Analyse the forward of models; of parts of others once more only if those do not show what they give them."""
@@ -96,7 +98,14 @@ class ForwardAnalysis:
         environment.update(zip([arg.arg for arg in parameters[own:]], given))
         if own and parameters:
             environment[parameters[0].arg] = PYTHON
-        key = (id(function), model.name if model else "", sure, self.with_gradients, *environment.items())
+        key = (
+            id(function),
+            model.name if model else "",
+            sure,
+            self.with_gradients,
+            self.transforms,
+            *environment.items(),
+        )
         if key in self.visited or len(self.visited) > 2000:
             return self.visited.get(key, UNKNOWN)
         self.visited[key] = UNKNOWN

@@ -54,7 +54,9 @@ class Fact:
             values), "layer" (calls a layer of the class `name`, which `made` constructs), "format" (names a number
             format that an IPU lacks), "repeat" (repeats rows as often as a tensor's values), "random" (draws a Python
             or numpy number), "gradient" (backward and the like), "plain" (reads an unregistered tensor), "custom" (a
-            custom autograd function), "differentiated" (a loop asks for gradients of a tensor that its step computes).
+            custom autograd function), "differentiated" (a loop asks for gradients of a tensor that its step computes),
+            "transformed", "weights" and "cached" (a loop calls a model within `torch.func`, with other weights than its
+            own, or with a cache of those that its parametrizations compute).
         node: Where.
         name: The operator, attribute or function concerned.
         where: The method or function it happens in.

@@ -24,6 +24,7 @@ from ignite_ipu.migration.analysis.operators import is_dynamic, is_loss, is_refu
 from ignite_ipu.migration.analysis.parsed_file import WITHOUT_GRADIENTS
 from ignite_ipu.migration.analysis.scope import Environment, Scope
 from ignite_ipu.migration.analysis.training import BACKWARD, Training
+from ignite_ipu.migration.analysis.transformed_calls import TransformedCalls
 from ignite_ipu.migration.analysis.values import (
     CALL,
     MODULE,
@@ -133,11 +134,11 @@ class _LoopScope(Scope):
         pass
 
 
-class _LoopStatements(Statements):
+class _LoopStatements(TransformedCalls):
     """The statements of one function of the loop, or of the module."""
 
     def __init__(self, scope: Scope, analysis: LoopAnalysis, function: Function) -> None:
-        super().__init__(scope)
+        super().__init__(scope, analysis.file, analysis.named_models)
         self.analysis, self.function = analysis, function
         self.is_module = function.name == NO_FUNCTION
         self.held = HeldFunctions(analysis.file, function)
@@ -153,13 +154,14 @@ class _LoopStatements(Statements):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and self.is_module:
             return  # a call by its name finds it
         names = self.scope.names
-        if isinstance(node, (ast.With, ast.AsyncWith)) and any(
-            names.called(item.context_expr) in WITHOUT_GRADIENTS for item in node.items
-        ):
+        items = node.items if isinstance(node, (ast.With, ast.AsyncWith)) else []
+        entered = {names.called(item.context_expr) for item in items}
+        if isinstance(node, (ast.With, ast.AsyncWith)) and not entered.isdisjoint(WITHOUT_GRADIENTS):
             with self._without_gradients():
                 self.block(node.body)
             return
-        super().statement(node)
+        with self.within(entered):
+            super().statement(node)
 
     @contextlib.contextmanager
     def _without_gradients(self) -> Iterator[None]:
@@ -203,7 +205,7 @@ class _LoopStatements(Statements):
 
     def attribute(self, node: ast.Attribute, base: Value) -> Value:
         if base.kind is Kind.MODULE and self.scope.model is None:
-            weight = node.attr in ("weight", "bias") and self._with_gradients(node)
+            weight = node.attr in ("weight", "bias") and self.with_gradients(node)
             return _TRAINED if weight else MODULE
         if base.has_tensors and node.attr in ("data", "grad"):
             return _detached(base) if node.attr == "data" else UNKNOWN
@@ -227,7 +229,7 @@ class _LoopStatements(Statements):
         if calls:
             self.analysis.selections.add((fact, calls))
 
-    def _with_gradients(self, node: ast.AST) -> bool:
+    def with_gradients(self, node: ast.AST) -> bool:
         return self.analysis.with_gradients and not self.analysis.file.without_gradients(node)
 
     # Calls
@@ -236,7 +238,7 @@ class _LoopStatements(Statements):
         found = super().call(node, given, keywords)
         functions = self.held.behind(node.func) if found == UNKNOWN else []
         if functions:
-            results = [self._call_of(each, node, given, keywords) for each in functions]
+            results = [self.call_of(each, node, given, keywords) for each in functions]
             found = results[0] if len(results) == 1 else result(Kind.TENSOR, results)
         name = dotted(node.func) or ""
         callee = self.analysis.functions.get(name) or self.analysis.training.host_functions.callee(node)
@@ -248,7 +250,7 @@ class _LoopStatements(Statements):
         super().iterate(target, node)
         self.held.iterate(target, node)
 
-    def _call_of(
+    def call_of(
         self, function: ast.expr, node: ast.Call, given: List[Value], keywords: Dict[Optional[str], Value]
     ) -> Value:
         """Return the result of a call of a function that a name stands for."""
@@ -258,7 +260,7 @@ class _LoopStatements(Statements):
                 return UNKNOWN
             given = [*map(self.expression, function.args[1:]), *given]
             keywords = {**{each.arg: self.expression(each.value) for each in function.keywords}, **keywords}
-            return self._call_of(function.args[0], node, given, keywords)
+            return self.call_of(function.args[0], node, given, keywords)
         if isinstance(function, ast.Lambda):
             return self.enter(self.defined(function, self.scope.where), given, keywords)
         name = names.resolve(function) or ""
@@ -283,6 +285,7 @@ class _LoopStatements(Statements):
             if asked is not None and _is_of_step(self.expression(asked)):
                 self.analysis.facts.add(_differentiated(self.scope, node, name))
             return UNKNOWN
+        self.transformed_call(node, name)
         found = super().named_call(node, name, given)
         outside = "." in name and name.lstrip(".").split(".")[0] not in _LIBRARIES
         if outside and combined(given) is Origin.COMPUTED:
@@ -311,7 +314,7 @@ class _LoopStatements(Statements):
         if function.attr == "scale" and len(given) == 1 and not base.has_tensors:
             return given[0]  # by a GradScaler
         if base.kind is Kind.MODULE and self.scope.model is None:
-            if function.attr in ("parameters", "named_parameters") and self._with_gradients(node):
+            if function.attr in ("parameters", "named_parameters") and self.with_gradients(node):
                 return Value(Kind.TENSORS, Origin.COMPUTED)
             return UNKNOWN
         callee = None if base.has_tensors else self.analysis.training.host_functions.callee(node)
@@ -341,8 +344,10 @@ class _LoopStatements(Statements):
             found = super().layer_call(node, attribute, given, keywords)
             return result(found.kind, values)
         name = dotted(node.func) or ""
+        if self._is_model(node) or self._made(name) is not None:
+            self.note_transforms(node, node.func)
         if self._is_model(node):
-            known = self.analysis.training.is_trained(name) and self._with_gradients(node)
+            known = self.analysis.training.is_trained(name) and self.with_gradients(node)
             found = result(Kind.TENSOR, values, None if not known else Origin.COMPUTED)
             called = Fact(CALL, node, name, self.scope.where)
             by = found.by | {called, replace(called, kind=WITH_GRADIENTS)}

@@ -33,6 +33,10 @@ _CANONICAL: Tuple[Tuple[re.Pattern[str], str], ...] = tuple(
 _MOVES_AND_MODES = ("to", "cuda", "cpu", "float", "half", "double", "eval", "train", "requires_grad_")
 # Their modules are read to resolve star imports.
 _LIBRARIES = ("torch", "ignite")
+_WITH_WEIGHTS = re.compile(
+    r"torch\.nn\.(Lazy)?(Linear|Bilinear|Conv|Embedding|BatchNorm|LayerNorm|GroupNorm|InstanceNorm|RNN|LSTM|GRU|PReLU|"
+    r"Transformer|MultiheadAttention|Sequential|Module|Parameter)"
+)
 # A name in these sub-modules is documented with the sub-module in it.
 _KEPT = ("torch.optim.lr_scheduler.", "torch.optim.swa_utils.")
 
@@ -166,6 +170,11 @@ def _star_names(module: str) -> FrozenSet[str]:
 def is_layer(name: str) -> bool:
     """Return whether a dotted name is that of a class of `torch.nn`, or of a module below it."""
     return name.startswith("torch.nn.") and name.rpartition(".")[2][:1].isupper()
+
+
+def has_weights(name: str) -> bool:
+    """Return whether layers of a class of PyTorch, or modules in it, have weights."""
+    return _WITH_WEIGHTS.match(name) is not None
 
 
 def index_of(node: ast.Subscript) -> ast.expr:

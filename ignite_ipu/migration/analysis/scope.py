@@ -46,6 +46,7 @@ class Followed(Protocol):
     outside: Set[OutsideCall]
     lambdas: Dict[ast.Lambda, Function]
     shared: Dict[str, ast.expr]
+    transforms: FrozenSet[str]
 
     def call(
         self,
