@@ -69,7 +69,9 @@ class WordsRead(Container[str]):
     @functools.cached_property
     def _words(self) -> Tuple[Set[str], Set[str]]:
         parts, codes = _running_code(sys._getframe(1))
-        return Named(parts).names, set().union(*map(read_by, codes))
+        # Nothing after code that lists attributes counts: all names are in it then.
+        users = Named(parts, until=lambda code: not read_by(code).isdisjoint(_LISTING)).names
+        return users, set().union(*map(read_by, codes))
 
 
 def _running_code(

@@ -234,11 +234,11 @@ class Named:
         if not is_users_file(code.co_filename):
             return
         self.functions.append(function)
-        if self._until is not None and self._until(code):
-            raise _LastFound
         new = read_by(code) - self.names
         self.names |= new
         self._found += new
+        if self._until is not None and self._until(code):
+            raise _LastFound
         self.owners += [(outside, name) for name in loaded_by(code, "STORE_GLOBAL")]
         self._give(function, function, "__defaults__", "__kwdefaults__")
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
