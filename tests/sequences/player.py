@@ -47,7 +47,9 @@ class Player:
         # torch.manual_seed also keeps a seed, with the stack, for each kind of GPU that is not used yet.
         torch.default_generator.manual_seed(3)
         # By name, so that the code of this loop names its own world alone.
-        self.world: World = import_module("tests.sequences.worlds").WORLDS[world](kinds)
+        known: Dict[str, Any] = import_module("tests.sequences.worlds").WORLDS
+        known = known if world in known else import_module("tests.sequences.joined_worlds").JOINED
+        self.world: World = known[world](kinds)
         self.modules, self.optimizers = self.world.modules, self.world.optimizers
         if rounding is not None:
             noise = torch.Generator().manual_seed(rounding)

@@ -290,6 +290,36 @@ def test_an_optimizer_gets_parameters_that_are_updated_on_the_host(events: str) 
     assert outcome.kind == "same", outcome
 
 
+@pytest.mark.parametrize(
+    ("world", "kinds", "events", "kinds_of_outcome"),
+    [
+        # Losses of an update in evaluation and training mode, of which one was computed before models were joined.
+        ("OneForTwo", ("SGD",), "backward_in_evaluation forward backward step", ("same", "same", "same")),
+        ("TwoWithStatistics", ("SGD", "SGD"), "freeze another freeze another step", ("same", "refused", "same")),
+        # A call that the update leaves out writes buffers, and was replayed or is replayed for the update.
+        ("SpectralAdversaries", ("SGD", "SGD"), "forward write_together:1 forward backward step", ("same",) * 3),
+        ("OneForTwo", ("Adam",), "forward without_gradients:3 forward backward step", ("same",) * 3),
+        # Calls of an update are replayed for one that runs ahead of its step.
+        (
+            "AdversariesWithStatistics",
+            ("AdamW", "Adam"),
+            "forward backward step zero_grad two_losses:1 forward backward evaluate_with_gradients:7 step forward "
+            "read_loss:3",
+            ("same", "refused", "same"),
+        ),
+        # Buffers are read that a call has yet to write, whose model was joined with another since.
+        ("CriterionAfterStatistics", ("Adam",), "forward backward read_state step", ("same",) * 3),
+    ],
+)
+def test_models_with_buffers_are_joined(
+    world: str, kinds: Tuple[str, ...], events: str, kinds_of_outcome: Tuple[str, ...]
+) -> None:
+    """With updates as the loop allows, on the device, and on the host."""
+    for update, kind in zip(("auto", "device", "host"), kinds_of_outcome):
+        outcome = outcome_of(Sequence_(world, kinds, parsed(events)), update)
+        assert outcome.kind == kind, (update, outcome)
+
+
 def test_parameters_that_an_optimizer_gets_after_clipping_are_not_clipped() -> None:
     """In the first update of a loop."""
     outcome = outcome_of(Sequence_("Spare", ("SGD",), parsed("forward backward clip add_group:6")), "auto")

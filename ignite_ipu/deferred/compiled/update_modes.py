@@ -87,6 +87,12 @@ class UpdateModes:
                 same = then.training == others.training and then.values == others.values
                 if same or (then.trained != others.trained and (own is None or _has_weights_of(own, call))):
                     problem = others.difference(then._replace(training=others.training))
+            # Calls of before the model was known to be a part of a larger one, and calls after.
+            for first_apart, apart in firsts.values() if problem is None else ():
+                if apart.of is not then.of and not then.agrees_with(apart):
+                    differ = True
+                    if not then.trains_like(apart) and (own is None or _has_weights_of(own, call)):
+                        first, problem = first_apart, "parameters were frozen or unfrozen"
             problem = then.of.lost(then) if problem is None else problem
             if problem is not None:
                 raise CaptureError(
@@ -100,7 +106,7 @@ class UpdateModes:
         calls = modes_of_calls(batches[0])
         # Checks of the program look for modules that are in training mode in any call.
         alike = [then.training for then in calls if then.of is self._modes]
-        training = [any(flags) for flags in zip(*alike)] if alike else modes.training
+        training = [any(flags) for flags in zip(*alike)] if len(alike) == len(calls) else modes.training
         return modes._replace(training=training, calls=calls)
 
     def _own(self, modes: ModesThen, own: Optional[FrozenSet[int]]) -> ModesThen:

@@ -164,6 +164,10 @@ def keep_weights(loops: Sequence[CapturedLoop]) -> None:
                 leaf.set_aside()
 
 
+def _agree(mine: Mapping[int, Any], others: Mapping[int, Any]) -> bool:
+    return all(mine[each] == others[each] for each in mine.keys() & others.keys())
+
+
 class ModesThen(NamedTuple):
     """The modes of a captured model at one moment.
 
@@ -186,15 +190,17 @@ class ModesThen(NamedTuple):
         """Return whether they are equal; of moments of two models, whether the modules that both have are."""
         if self.of is other.of:
             return self == other
-        return all(
-            mine[each] == others[each]
-            for mine, others in zip(self._by_id(), other._by_id())
-            for each in mine.keys() & others.keys()
-        )
+        return self.trains_like(other) and all(map(_agree, self._by_module(), other._by_module()))
 
-    def _by_id(self) -> Iterator[Mapping[int, Any]]:
+    def trains_like(self, other: ModesThen) -> bool:
+        """Return whether the same parameters are trained, of those that both models have."""
+        if self.of is other.of:
+            return self.trained == other.trained
+        mine, others = [{id(p): flag for p, flag in zip(each.of.parameters, each.trained)} for each in (self, other)]
+        return _agree(mine, others)
+
+    def _by_module(self) -> Iterator[Mapping[int, Any]]:
         yield self.of.training_by_module(self)
-        yield {id(parameter): flag for parameter, flag in zip(self.of.parameters, self.trained)}
         yield self.attributes.by_module()
 
     def difference(self, now: ModesThen) -> str:

@@ -68,10 +68,10 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
         if update.keeps_before and optimizer is not None:
             chosen = update.turn.reach.chosen(pending)
             operations = [operation for loss in chosen for operation in loss.operations]
-            _refuse_replayed(loop.buffers, operations)
             restore = loop.buffers.state_of(operations)
             if not loop.buffers.is_empty:
                 loop.buffers.before_update(chosen, loop, waits=not update.makes_all)
+            _refuse_replayed(loop.buffers, operations)
             back = TakenBack.of(loop.session, optimizer, link)
         made = update.run(pending, update.gradients.entries)
     except (CaptureError, OptimizerError):

@@ -159,17 +159,16 @@ class BufferBook:
         waiting = {call.number for call in later}
         pending = self._pending()
         left = [call for number, call in self.waiting.items() if number not in made and number not in waiting]
-        ahead = [*operations, *later]
-        late = any(each.number < call.number and _write_the_same(each, call) for call in left for each in ahead)
-        together = late or not all(_may_wait(call, operations) for call in later)
-        # The update makes those of its calls itself that no other call has to follow.
-        last = max((call.number for call in pending if call.number not in made), default=0)
-        settled = [call for call in pending if (call.number <= last if together else call in left)]
+        # These are the host's. Calls of the update that come before one of them are, too, and then all of the update.
+        apart = [*left, *[call for call in later if self.is_replayed(call) or not _may_wait(call, operations)]]
+        ahead = [*operations, *[call for call in later if call not in apart]]
+        together = any(each.number < call.number and _write_the_same(each, call) for call in apart for each in ahead)
+        settled = [call for call in pending if together or call in apart]
         problem = self._settle(settled)
         if problem is not None:
             first = next(call for call in settled if call.number in self.waiting and not self.is_replayed(call))
             reason = (
-                f"and so does a later call that the update at {current_line()} is not computed from"
+                f"and so does a call that the update at {current_line()} is not computed from"
                 if first.number in made
                 else f"but no loss of the update at {current_line()} was computed from it"
             )
