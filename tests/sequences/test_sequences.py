@@ -265,6 +265,9 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         ("Penalty", ("SGD",), "step zero_grad forward write_item backward_to_some:7", "same"),
         # A write into a weight moves updates to the host, and an earlier loss is read.
         ("Perceptron", ("SGD",), "step zero_grad forward another write_weight:6 sum_of_losses", "same"),
+        # A flag or a gradient of a parameter is set, which is no write, before its memory is written without a count.
+        ("BatchNorm", ("Adam",), "step zero_grad forward freeze:1 write_together:7 backward", "same"),
+        ("BatchNorm", ("Adam",), "step zero_grad forward gradient_to_none:1 write_data:1 backward", "same"),
         # The optimizer holds parameters of another model, too, when a value is read for which an update would run.
         ("Teacher", ("Adam",), "step zero_grad forward add_group read_loss backward step", "same"),
         # One optimizer steps before the other, whose losses were computed before both.

@@ -24,6 +24,7 @@ _WITH_WEIGHTS = word_set(
     "bfloat16 contiguous pin_memory detach register_post_accumulate_grad_hook __iter__ __setstate__ as_subclass"
 ).union(METADATA, READS, REFUSED)
 _FREEZES = ("requires_grad", "data")
+_VALUES = ("data", "real", "imag")
 
 
 def record_on_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
@@ -38,8 +39,9 @@ def record_on_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: D
     target = written(name, args, kwargs)
     writes = target is not None
     if writes or name == "requires_grad_" or (name == "__set__" and attribute_of(func) in _FREEZES):
+        changes = writes and _changes_values(func, name)
         for loop, tensors in _by_loop(leaves_in(target) if writes else leaves).items():
-            loop.note_write(tensors if writes else ())
+            loop.note_write(tensors if changes else ())
     if writes and USES:
         keep_weights([found[0].loop for found in map(parameter_of, leaves) if found is not None])
     if writes and values:
@@ -59,6 +61,11 @@ def record_on_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: D
             return RECORDER.recorded(func, args, kwargs)
         except CaptureError:  # its result is unknown without values
             return NotImplemented
+
+
+def _changes_values(func: Callable[..., Any], name: str) -> bool:
+    """Return whether a function changes values of a tensor or its memory: it may set a flag or the gradient alone."""
+    return attribute_of(func) in _VALUES if name in ("__set__", "__delete__") else name != "requires_grad_"
 
 
 def _by_loop(leaves: Sequence[Any]) -> Dict[CapturedLoop, List[torch.Tensor]]:
