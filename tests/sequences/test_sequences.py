@@ -248,6 +248,8 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         ("TwoHeads", ("SGD", "SGD", "SGD"), "step zero_grad_to_zeros forward backward", "same"),
         # A call that the update leaves out writes buffers between those of the update.
         ("SpectralNorm", ("Adam",), "step zero_grad another forward two_losses backward step", "same"),
+        # It writes statistics, which no call of the update reads.
+        ("BatchNorm", ("SGD",), "step zero_grad another forward another step", "same"),
         # An update is made again whose last loss went backward first, with buffers that the first has written.
         (
             "SpectralNorm",
