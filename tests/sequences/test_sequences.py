@@ -353,6 +353,8 @@ def test_parameters_that_an_optimizer_gets_after_clipping_are_not_clipped() -> N
         ("Perceptron", ("Adam",), "forward backward step zero_grad gradient_replaced:1 clip_nothing clip", "same"),
         ("Perceptron", ("Adam",), "forward backward gradient_replaced:1 clip_nothing", "refused"),
         ("Perceptron", ("Adam",), "forward backward step gradient_replaced:1 clip_nothing", "refused"),
+        # One parameter of an optimizer is frozen, and the gradient of the other is deleted: none is left to step with.
+        ("TwoModels", ("RMSprop", "SGD"), "freeze:4 forward backward gradient_deleted:1 step", "same"),
         # Parameters are frozen or trained again between losses, after which the host computes their gradients.
         ("Perceptron", ("Adam",), "forward backward freeze_module", "same"),
         ("Penalty", ("SGD",), "freeze:3 forward backward freeze:3 another freeze:2", "same"),

@@ -63,6 +63,11 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
                 each.backward(loss)
             note_backward(loss)
         pending = update.check()
+        if not pending:
+            raise CaptureError(
+                f"A value is read at {current_line()} before optimizer.step(), and the parameters of that optimizer "
+                "have no gradients any more, so that it makes no update. Read the value before gradients are cleared."
+            )
         optimizer, link, stepped = update.training.optimizer, update.training.link, update.turn.stepped
         back = None
         if update.keeps_before and optimizer is not None:

@@ -20,7 +20,7 @@ from ignite_ipu.deferred.model.gradients import Entry, GradientBook, OwnGradient
 from ignite_ipu.deferred.model.held_parameters import HeldParameters
 from ignite_ipu.deferred.model.history import History, Made
 from ignite_ipu.deferred.model.loop import Loop
-from ignite_ipu.deferred.model.obstacles import obstacle
+from ignite_ipu.deferred.model.obstacles import obstacle, reached_entries
 from ignite_ipu.deferred.model.steady import Steady
 from ignite_ipu.deferred.model.turns import Reach, Turn, forget
 from ignite_ipu.errors import CaptureError, IPUError
@@ -235,7 +235,7 @@ class FusedUpdate:
             self.loop.steady = Steady.of(self)
 
     def check(self, entries: Optional[Sequence[Entry]] = None) -> Sequence[Loss]:
-        """Return the losses of the update that `optimizer.step()` means.
+        """Return the losses of the update that `optimizer.step()` means, none if its parameters have no gradients.
 
         Args:
             entries: The entries of its parameters, where they are known.
@@ -248,6 +248,9 @@ class FusedUpdate:
         training, entries = self.training, entries or self.gradients.entries
         losses, reason = losses_of(entries), None
         if len(entries) > 1 or entries[0].used is not None or not losses:
+            entries = reached_entries(entries, losses, training)
+            if not any([entry.exists for entry in entries]):
+                return ()
             reason = obstacle(entries, losses, training, self.books.views)
         reason = training.averaging.obstacle(training.own) if reason is None and Reducer.made else reason
         if reason is None and len(self.books.updates) > 1 and self.is_watched:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import List, Optional, Sequence
+from typing import Optional, Sequence
 
 from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
 from ignite_ipu.deferred.graph.step_graph import Loss
@@ -19,11 +19,9 @@ def obstacle(
     """Return why the device cannot make the update that `optimizer.step()` means, None if it can.
 
     Args:
-        entries: Those of the optimizer's parameters, some of which exist.
+        entries: Those of the optimizer's parameters, some of which exist, by `reached_entries`.
         pending: Losses that went backward and of which no update has been made.
     """
-    if len(entries) > 1:
-        entries = _reached_entries(entries, pending, training)
     first = next(entry for entry in entries if entry.exists)
     others = [entry for entry in entries if entry.story != first.story]
     differ = [name for entry in others for name in views.names(entry.ids)]
@@ -61,8 +59,10 @@ def obstacle(
     return None
 
 
-def _reached_entries(entries: Sequence[Entry], pending: Sequence[Loss], training: FusedPrograms) -> List[Entry]:
+def reached_entries(entries: Sequence[Entry], pending: Sequence[Loss], training: FusedPrograms) -> Sequence[Entry]:
     """Return the entries of parameters that have gradients, or would have them of the pending losses."""
+    if len(entries) == 1:
+        return entries
     reached = {id(loss): training.reached([loss]) for loss in pending}
     found = []
     for entry in entries:
