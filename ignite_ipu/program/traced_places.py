@@ -77,6 +77,8 @@ def changing_place(named: Named, changed: Sequence[str]) -> Optional[FileLine]:
         changed: The names of the values.
     """
     functions = [function for function in named.functions if function.__name__ not in _MAKING]
+    # A forward makes objects of other classes than its own.
+    functions += [function for function in named.functions if function.__name__ in _MAKING and _makes_objects(function)]
     generators = {name_of(each): each for each in GLOBAL}
     for name in changed:
         last = name.rpartition(".")[2]
@@ -88,6 +90,12 @@ def changing_place(named: Named, changed: Sequence[str]) -> Optional[FileLine]:
         for line in lines:
             return line.place
     return None
+
+
+def _makes_objects(function: FunctionType) -> bool:
+    """Return whether a constructor is of a class of the module that is no `nn.Module`."""
+    kind = function.__globals__.get(function.__qualname__.partition(".")[0])
+    return isinstance(kind, type) and not issubclass(kind, nn.Module)
 
 
 def _all_codes(code: CodeType) -> Iterator[CodeType]:

@@ -58,6 +58,16 @@ class Gate(nn.Module):
             x = -x
         return x
 
+class Output:
+    def __init__(self, scores):
+        self.scores = scores
+
+class Counted:
+    made = 0
+    def __init__(self, scores):
+        self.scores = scores
+        Counted.made += 1
+
 class Net(nn.Module):
     def __init__(self, flag=False):
         super().__init__()
@@ -119,6 +129,11 @@ TRAINED = {
     "a comparison of shapes": ("", "if torch.tensor(x.shape).prod() > 2: x = -x\nreturn self.fc(x)"),
     "a layer that no forward calls": ("self.pool = nn.MaxPool1d(2, return_indices=True)", "return self.fc(x)"),
     "a number format behind a flag that is off": ("", "if self.flag: x = x.bfloat16()\nreturn self.fc(x)"),
+    "an object for each call": ("", "return Output(self.fc(x)).scores"),
+    "bags of constant places": (
+        "self.bag = nn.EmbeddingBag(4, 4)",
+        "return self.fc(x) + self.bag(torch.arange(4), torch.arange(0, 4, 2))",
+    ),
     "a settled shape": ("", "assert x.shape[0] == 2\nreturn self.fc(x)"),
 }
 REFUSED = {
@@ -173,6 +188,16 @@ REFUSED = {
     ),
     "a count in a dictionary": ("", "COUNTS['calls'] += 1\nreturn self.fc(x) * COUNTS['calls']"),
     "a count in an object": ("", "STATE.calls += 1\nreturn self.fc(x) * STATE.calls"),
+    "a class that counts its objects": ("", "return Counted(self.fc(x)).scores"),
+    "bags of computed places": (
+        "self.bag = nn.EmbeddingBag(4, 4)",
+        "return self.fc(x) + self.bag(torch.arange(4), (x[:, 0] > 9).long().cumsum(0))",
+    ),
+    "bags of computed places by a function": (
+        "self.table = nn.Parameter(torch.ones(4, 4))",
+        "starts = (x[:, 0] > 9).long().cumsum(0)\n"
+        "return self.fc(x) + F.embedding_bag(torch.arange(4), self.table, offsets=starts)",
+    ),
     "a list of the module that grows": ("", "SEEN.append(x.shape[0])\nreturn self.fc(x) * len(SEEN)"),
     "a counter": ("self.calls = 0", "self.calls += 1\nreturn self.fc(x) * self.calls"),
     "a counter in a function": ("", "return self.fc(count_calls(x))"),

@@ -9,8 +9,8 @@ from typing import Dict, List, Mapping, Optional, Sequence, Union, cast
 from ignite_ipu.capabilities import LACKED_FORMATS
 from ignite_ipu.migration.analysis import tensor_methods
 from ignite_ipu.migration.analysis.kinds import Function, Kind, attribute_named, device_test
-from ignite_ipu.migration.analysis.names import constant, dotted, index_of, walk
-from ignite_ipu.migration.analysis.operators import is_dynamic
+from ignite_ipu.migration.analysis.names import argument, constant, dotted, index_of, walk
+from ignite_ipu.migration.analysis.operators import constants_of, is_dynamic
 from ignite_ipu.migration.analysis.scope import OutsideCall, Scope
 from ignite_ipu.migration.analysis.values import (
     COMPUTED,
@@ -238,6 +238,10 @@ class Expressions:
             known = self.scope.analysis.functions.get(function.id)
             if known is not None:
                 return self.scope.analysis.call(known, None, given, keywords, self.scope.sure)
+            made = self.scope.analysis.constructors.get(function.id)
+            if made is not None:
+                self.scope.analysis.call(made, None, [UNKNOWN, *given], keywords, self.scope.sure)
+                return UNKNOWN
             if self.expression(function).kind is Kind.MODULE:
                 return self.layer_call(node, self.scope.layers_of.get(function.id, ""), given, keywords)
             return UNKNOWN
@@ -316,9 +320,18 @@ class Expressions:
             return MODULE if name.startswith("torch.nn.") else Value(Kind.UNKNOWN)
         return _operator_result(last, given, alone=len(node.args) == 1)
 
+    def constants(self, node: ast.Call, name: str) -> None:
+        """Note tensors that an operator or layer is given where it takes constants."""
+        for each, position, _ in constants_of(name):
+            given = argument(node, each, position)
+            value = UNKNOWN if given is None else self.expression(given)
+            if value.is_tensor:
+                self.scope.needs_value("varies", node, value.origin, name)
+
     def operator(self, node: ast.Call, name: str, given: Sequence[Value], by_values: bool) -> None:
         """Note the call of an operator, and whether the size of its result depends on values."""
         self.scope.fact("call", node, name)
+        self.constants(node, name)
         if by_values or is_dynamic(name):
             self.scope.needs_value("dynamic", node, combined(given), name)
 
@@ -384,6 +397,7 @@ class Expressions:
         several = name in _WITH_STATES
         if value is not None:
             self.scope.layers_made(node, value)
+        self.constants(node, name or "")
         for part in sorted(model.constructed_in(attribute) & self.scope.analysis.models.keys() if model else ()):
             inner = self.scope.analysis.models[part]
             forward = inner.method("forward")

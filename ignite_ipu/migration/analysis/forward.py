@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Dict, FrozenSet, Mapping, Optional, Sequence, Set, Tuple
 
+from ignite_ipu.migration.analysis import tensor_methods
 from ignite_ipu.migration.analysis.conditions import Conditions
 from ignite_ipu.migration.analysis.expressions import Expressions, declared
 from ignite_ipu.migration.analysis.kinds import (
@@ -38,6 +39,12 @@ class ForwardAnalysis:
         self.functions = file.functions
         self.conditions = Conditions(file)
         self.layers = {name for model in file.models for name in (*model.values, *model.holds)}
+        self.of_tensors = {
+            name
+            for model in file.models
+            for name, value in model.values.items()
+            if file.names.called(value) in tensor_methods.OF_TENSORS
+        }
         # Models that others are made of: their inputs are what those give them.
         self.parts = {
             name for model in file.models for each in model.values for name in model.constructed_in(each)
@@ -49,6 +56,16 @@ class ForwardAnalysis:
         # The variables of the module.
         self.shared = dict(pair for statement in file.tree.body for pair in assignments(statement))
         self.visited: Dict[Tuple[object, ...], Value] = {}
+        # The constructors of the module's other classes, in which objects of a call are made.
+        plain = [each for each in file.tree.body if isinstance(each, ast.ClassDef) and each.name not in self.models]
+        self.shared.update((each.name, ast.Name(each.name, ast.Load())) for each in plain)
+        self.constructors: Dict[str, Function] = {
+            each.name: method
+            for each in plain
+            for method in each.body
+            if isinstance(method, ast.FunctionDef) and method.name == "__init__"
+        }
+        self.titles = {method: f"{name}.{method.name}" for name, method in self.constructors.items()}
         # Whether gradients are recorded, as far as the text shows it.
         self.with_gradients = True
         # The ways in which code around the walked one transforms the models that are called: kinds of facts.
@@ -71,7 +88,9 @@ class ForwardAnalysis:
         given: Dict[Optional[str], Value] = {}
         for arg in parameters_of(function)[model is not None :]:
             kind = declared_kind(function, arg)
-            tensor = kind is Kind.UNKNOWN and used_as_tensor(function, arg.arg, self.names, self.layers)
+            tensor = kind is Kind.UNKNOWN and used_as_tensor(
+                function, arg.arg, self.names, self.layers, self.of_tensors
+            )
             given[arg.arg] = Value(Kind.TENSOR, origin) if tensor else declared(kind, origin)
         self.call(function, model, (), given)
 

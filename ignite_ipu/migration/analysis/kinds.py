@@ -49,7 +49,8 @@ class Fact:
         kind: "truth" (branches on a tensor's value), "count" (loops as often as a tensor's value), "host" (reads a
             value to the host), "print", "mutation" (of Python state), "settled" (the same, to a value that is alike in
             every call), "assigned" (a buffer is), "rebound" (a parameter is assigned, or a buffer a tensor of another
-            shape), "whole" (a buffer of whole numbers is written), "call" (of the operator `name`), "mask"
+            shape), "whole" (a buffer of whole numbers is written), "call" (of the operator `name`), "varies" (gives
+            the operator `name` a computed tensor where a constant has to be), "mask"
             (selects by a boolean tensor), "dynamic" (calls an operator whose result has a size that depends on
             values), "layer" (calls a layer of the class `name`, which `made` constructs), "format" (names a number
             format that an IPU lacks), "repeat" (repeats rows as often as a tensor's values), "random" (draws a Python
@@ -122,14 +123,29 @@ _CONVERSIONS = _TYPES | {"to", "type", "type_as", "contiguous"}
 _CONTAINER_TYPES = {"List", "Tuple", "Dict", "Sequence", "Iterable", "Mapping", "list", "tuple", "dict"}
 
 
-def used_as_tensor(function: Function, name: str, names: Names, layers: Container[str]) -> bool:
-    """Return whether a parameter is handed to a layer or to torch, or is used by methods that only tensors have."""
+def used_as_tensor(
+    function: Function, name: str, names: Names, layers: Container[str], of_tensors: Container[str] = ()
+) -> bool:
+    """Return whether a parameter is handed to a layer or to torch, or is used by methods that only tensors have.
+
+    Layers take one tensor first, those `of_tensors` take nothing else; a parameter with a default may be no tensor.
+    """
     nodes = walk(function)
+    is_given = default_of(function, name) is None
     if any(_is_mapping(node, name) for node in nodes):
         return False
     for node in nodes:
         if isinstance(node, ast.Attribute) and dotted(node.value) == name and node.attr in tensor_methods.DISTINCTIVE:
             return True
+        held_of_tensors = isinstance(node, ast.Call) and (dotted(node.func) or "").partition("self.")[2] in of_tensors
+        if (
+            is_given
+            and isinstance(node, ast.Call)
+            and (held_of_tensors or names.resolve(node.func) in tensor_methods.OF_TENSORS)
+        ):
+            given = (*node.args, *(keyword.value for keyword in node.keywords))
+            if any(isinstance(each, ast.Name) and each.id == name for each in given):
+                return True
         if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Name) and node.args[0].id == name:
             owner = dotted(node.func) or ""
             resolved = names.resolve(node.func) or ""

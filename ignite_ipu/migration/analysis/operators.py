@@ -82,6 +82,8 @@ _LAYERS = {
     },
     **{f"Conv{n}d": "pad" for n in (1, 2, 3)},
 }
+# The functions that layers call, which have so many arguments more in front.
+_CALLED = {"torch.nn.EmbeddingBag": ("torch.nn.functional.embedding_bag", 1)}
 # A function of torch that returns indices, too, while its namesake of torch.nn.functional is computed by others.
 _OF_TWO_RESULTS = ("torch.adaptive_max_pool1d",)
 
@@ -175,6 +177,15 @@ def refused_arguments(file: ParsedFile, name: str, call: ast.Call) -> Iterator[T
         known = [None] if value is None else list(literals_of(file, value))
         if any((each is not ... or restriction.when == "given") and restriction.concerns(each) for each in known):
             yield value if value is not None else call, restriction
+
+
+def constants_of(name: str) -> Iterator[Tuple[str, int, Restriction]]:
+    """Yield the arguments of a function, or of a layer that is called, that have to be constants, with positions."""
+    called, before = _CALLED.get(name, (name, 0))
+    order = operator_table.positions(called)
+    for restriction in operator_table.restrictions_of(called):
+        if restriction.rule == "varies" and not is_handled(called, restriction):
+            yield from ((each, order[each] - before, restriction) for each in restriction.argument)
 
 
 def is_loss(name: str) -> bool:

@@ -47,6 +47,8 @@ class Followed(Protocol):
     lambdas: Dict[ast.Lambda, Function]
     shared: Dict[str, ast.expr]
     transforms: FrozenSet[str]
+    constructors: Dict[str, Function]
+    titles: Dict[Function, str]
 
     def call(
         self,
@@ -75,6 +77,7 @@ class Scope:
         self.names = analysis.names
         self.model = model
         self.where = f"{model.owner_of(function)}.{function.name}" if model and outer is None else function.name
+        self.where = analysis.titles.get(function, self.where)
         parameters = parameters_of(function)
         own = parameters[0].arg if model and parameters else ""
         self.owner: str = own if outer is None else outer.owner

@@ -28,6 +28,13 @@ DRAWN = word_set(
 )
 LIKE = word_set("zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty")
 
+# Layers and functions whose arguments are all tensors, but for settings.
+OF_TENSORS = word_set(
+    "torch.nn.functional.embedding_bag torch.nn.Bilinear torch.nn.CosineSimilarity torch.nn.EmbeddingBag "
+    "torch.nn.MultiheadAttention "
+    "torch.nn.PairwiseDistance torch.nn.Transformer torch.nn.TransformerDecoder torch.nn.TransformerDecoderLayer"
+)
+
 # Tensor methods that bring a value to the host.
 HOST_READS = word_set("item tolist numpy cpu __bool__ __int__ __float__")
 

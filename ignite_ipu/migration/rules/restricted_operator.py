@@ -20,7 +20,7 @@ from typing import Iterable, Optional
 
 from ignite_ipu.capabilities.traced import ARGUMENT, COUNTED, WEIGHT
 from ignite_ipu.migration.analysis.kinds import Fact
-from ignite_ipu.migration.analysis.operators import is_handled, is_loss, problem, refused_arguments
+from ignite_ipu.migration.analysis.operators import constants_of, is_handled, is_loss, problem, refused_arguments
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, hit_of, not_compiled
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
@@ -35,6 +35,9 @@ def latent(program: Program, facts: Iterable[Fact]) -> Hits:
         call = fact.node if operator else fact.made
         if isinstance(call, ast.Call):
             yield from _hits(program, call, fact.name, fact)
+        if fact.kind == "varies":
+            for _, _, restriction in constants_of(fact.name):
+                yield hit_of(fact, ARGUMENT.reason(fact.where, f"{fact.name}: {restriction.says}"), restriction.instead)
 
 
 def check(program: Program) -> Hits:
