@@ -98,6 +98,12 @@ OWN_BACKWARD = Restriction(
     "Express it in torch operations whose derivatives are the gradients you mean (x.detach() passes none: "
     "x + (f(x) - x).detach() is f(x) with the gradient of x), or register a custom operator with poptorch.custom_op.",
 )
+SAMPLED = Restriction(
+    "{where} asks for a value of the training step before the step has run: it was sampled from the model's output",
+    "If the loop acts on it before there is a loss, as in reinforcement learning, the graph of the step grows with "
+    "each action, and a device step is compiled from one graph. Let the model act in eval mode under torch.no_grad(), "
+    "keep states, actions and rewards, and train with them in batches of one size, as PPO and DQN do.",
+)
 
 OF_COMPILER: Dict[str, Restriction] = {
     "HOST_READ": VALUE,

@@ -51,7 +51,7 @@ ACTIONS = {
 @pytest.mark.parametrize("name", ACTIONS)
 def test_reinforcement_learning_is_called_so(run, name):
     """Not by the read of a value that stands in the way first."""
-    with pytest.raises(RunError, match=r"script\.py:2\d.*it was sampled from the model's output, by \w+ at .*PPO"):
+    with pytest.raises(RunError, match=r"script\.py:2\d.*it was sampled from the model's output \(by \w+ at .*PPO"):
         run(POLICY + ACTIONS[name])
 
 

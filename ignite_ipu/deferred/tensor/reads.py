@@ -6,6 +6,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 
+from ignite_ipu.capabilities.traced import SAMPLED
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import NORM, Operation, Value, replayed, shown_input
 from ignite_ipu.deferred.graph.owners import Captured, CapturedLoop
@@ -167,13 +168,7 @@ def _refusal(loop: CapturedLoop, value: Value, what: str) -> EarlyReadError:
         )
     sampled = next((each for each in operations if each.model is None and each.name in _SAMPLING), None)
     if sampled is not None and not value.shape.requires_grad:
-        return EarlyReadError(
-            f"{what} at {line} asks for a value of the training step before the step has run: it was sampled from "
-            f"the model's output, by {sampled.name} at {sampled.line}. If the loop acts on it before there is a loss, "
-            "as in reinforcement learning, the graph of the step grows with each action, and a device step is compiled "
-            "from one graph. Let the model act in eval mode under torch.no_grad(), keep states, actions "
-            "and rewards, and train with them in batches of one size, as PPO and DQN do."
-        )
+        return EarlyReadError(SAMPLED.refusal(f"{what} at {line}", f"by {sampled.name} at {sampled.line}"))
     remedy = (
         "It is a check of torch.distributions: leave it out with validate_args=False."
         if called_by(DISTRIBUTIONS)
