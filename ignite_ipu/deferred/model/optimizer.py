@@ -112,11 +112,11 @@ class HeldWeights(SessionHooks):
             self._loop = weakref.ref(found[0]) if len(found) == 1 else _no_loop
         else:
             found = [known]
-        names = [loop.name for loop in found if loop.updates.on_host]
-        for loop in found if names else ():
+        on_host = [loop for loop in found if loop.updates.on_host]
+        for loop in found if on_host else ():
             if not loop.updates.on_host:
                 kind = type(self._optimizer()).__name__
-                loop.updates.leave_device(f"Weights of {names[0]} are, and one {kind} holds these and others.")
+                loop.updates.leave_device(f"Weights of {on_host[0].name} are, and one {kind} holds these and others.")
         return [each.updates for each in found if isinstance(each.updates, HostUpdates)]
 
     def renew(self) -> None:
