@@ -168,7 +168,8 @@ def _refusal(loop: CapturedLoop, value: Value, what: str) -> EarlyReadError:
         )
     sampled = next((each for each in operations if each.model is None and each.name in _SAMPLING), None)
     if sampled is not None and not value.shape.requires_grad:
-        return EarlyReadError(SAMPLED.refusal(f"{what} at {line}", f"by {sampled.name} at {sampled.line}"))
+        drawn = f"by {sampled.name} at {sampled.line}"
+        return EarlyReadError(f"{line}: {SAMPLED.refusal(what, drawn)}")
     remedy = (
         "It is a check of torch.distributions: leave it out with validate_args=False."
         if called_by(DISTRIBUTIONS)
