@@ -265,6 +265,8 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         ("Perceptron", ("SGD",), "step forward optimizer_state_cleared step_if_finite", "same"),
         # Gradients of some weights, through memory that was not written since.
         ("Penalty", ("SGD",), "step zero_grad forward write_item backward_to_some:7", "same"),
+        # Weights of a penalty are written through a view, and then loaded.
+        ("Penalty", ("SGD",), "forward write_item:1 load_model", "same"),
         # A write into a weight moves updates to the host, and an earlier loss is read.
         ("Perceptron", ("SGD",), "step zero_grad forward another write_weight:6 sum_of_losses", "same"),
         # A flag or a gradient of a parameter is set, which is no write, before its memory is written without a count.

@@ -155,12 +155,18 @@ class Value:
 
 
 def keep_weights(loops: Sequence[CapturedLoop]) -> None:
-    """Keep the weights of loops, some about to change, that functions without known results were called with."""
+    """Keep the weights of loops, some about to change, that functions without known results were called with.
+
+    Of a function whose weights were written since, the loop has the earlier values, or refuses a later use.
+    """
     for use in list(USES.values()):
         operation = use()
         for leaf in () if operation is None else operation.leaves:
             if type(leaf) is Input and leaf.model is not None and leaf.model.loop in loops:
-                leaf.model.loop.reads.show_weights([operation])
+                try:
+                    leaf.model.loop.reads.show_weights([operation])
+                except CaptureError:
+                    break
                 leaf.set_aside()
 
 
