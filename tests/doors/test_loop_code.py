@@ -23,6 +23,7 @@ import functools
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.distributions import Categorical
 from torch.nn.utils import parametrizations, parametrize
 
 MASK = torch.tensor([True, False, True, False]).expand(4, 4)
@@ -134,6 +135,19 @@ TRAINED = {
     ),
     "covariances": ("loss = torch.cov(out).pow(2).mean() + out.T.cov(correction=0).sum()", ""),
     "gradients for an output that has some": ("out.requires_grad_()\n" + PLAIN, ""),
+    "samples that are read after the step": (
+        "a = Categorical(logits=out).sample()\n" + PLAIN,
+        "losses.append(float(0 * a.sum()))",
+    ),
+    "samples of an evaluation": (
+        "with torch.no_grad(): a = Categorical(logits=model(x)).sample()\nlosses.append(0.0 * a.sum().item())\n"
+        + PLAIN,
+        "",
+    ),
+    "the entropy of a distribution": (
+        "d = Categorical(logits=out)\nlosses.append(d.entropy().mean().item())\nloss = -d.log_prob(y).mean()",
+        "",
+    ),
     "a model with its own weights": (
         "loss = torch.func.functional_call(model, dict(model.named_parameters()), (x,)).pow(2).mean()",
         "",
@@ -254,6 +268,19 @@ REFUSED = {
     ),
     "a cache of parametrized weights": (
         "with parametrize.cached():\n    loss = even(even(x)).pow(2).mean() + out.mean()",
+        "",
+    ),
+    "a sample that is read": (
+        "d = Categorical(logits=out)\na = d.sample()\nr = float((a == 1).sum())\nloss = -d.log_prob(a).mean() * r",
+        "",
+    ),
+    "a loss of a sample": ("d = Categorical(logits=out)\na = d.sample()\nloss = -d.log_prob(a).mean()", ""),
+    "samples that act": (
+        "d = Categorical(logits=out)\na = d.sample()\nstate = a.cpu().numpy()\nloss = -d.log_prob(a).mean()",
+        "",
+    ),
+    "a drawn choice": (
+        "a = torch.bernoulli(out.sigmoid())\nif a.sum() > 3: x = -x\n" + PLAIN,
         "",
     ),
     "rows that are repeated by the output": ("loss = out.repeat_interleave((out[:, 0] > 0).long(), 0).sum()", ""),

@@ -37,8 +37,6 @@ def page() -> str:
             run += f", within {tolerance:g}: {why}"
         if "because" in expected:
             migrate = f"left alone: {', '.join(f'[{rule}](rules/{rule}.md)' for rule in expected['because'])}"
-        elif "refused" in expected:
-            migrate = "refused when it runs"
         else:
             migrate, migrated = "the same", migrated + 1
         rows.append(f"| `{name}` | {what.splitlines()[0].rstrip('.')} | {run} | {migrate} |\n")

@@ -29,8 +29,6 @@ REFUSED = {
     "hogwild": ("model.share_memory()", "Hogwild"),
     "reinforce": ("action.item()", "as in reinforcement learning"),
 }
-# Refused scripts whose text does not show it: values asked for too early.
-RUN_ALONE = ("actor_critic", "reinforce")
 # Why results differ by more than rounding.
 TOLERANCE = {
     "amp_ignite": (0.01, "products are in half precision; natively without a GPU they are not"),
@@ -73,7 +71,7 @@ def test_check_says_whether_a_script_is_refused(name):
     """Where its text shows it."""
     findings, _ = check_source(read_source(CORPUS / f"{name}.py"))
     refused = any(finding.run is Outcome.REFUSED for finding in findings)
-    assert refused is (name in REFUSED and name not in RUN_ALONE)
+    assert refused is (name in REFUSED)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

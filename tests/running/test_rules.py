@@ -124,6 +124,7 @@ REASONS = {
     "python-randomness": "(the state of random: draw with torch.rand)",
     "rebound-buffer": "Net.forward puts another tensor in the place of a registered one",
     "restricted-operator": "scale_grad_by_freq",
+    "sampled-value": "it was sampled from the model's output",
     "shared-memory-training": "share_memory() cannot be mapped",
     "unreadable-source": "never closed" if sys.version_info >= (3, 10) else "invalid syntax",
     "transformed-model": "A model is called within a transform of torch.func",

@@ -56,7 +56,8 @@ class Fact:
             format that an IPU lacks), "repeat" (repeats rows as often as a tensor's values), "random" (draws a Python
             or numpy number), "gradient" (backward and the like), "plain" (reads an unregistered tensor), "custom" (a
             custom autograd function), "differentiated" (a loop asks for gradients of a tensor that its step computes),
-            "transformed", "weights" and "cached" (a loop calls a model within `torch.func`, with other weights than its
+            "sampled" (a loop reads a value that it has drawn by the output of a model), "transformed", "weights" and
+            "cached" (a loop calls a model within `torch.func`, with other weights than its
             own, or with a cache of those that its parametrizations compute).
         node: Where.
         name: The operator, attribute or function concerned.

@@ -22,9 +22,9 @@ from ignite_ipu.migration.analysis.models import Model
 from ignite_ipu.migration.analysis.names import argument, constant, dotted, is_layer, unmoved, walk
 from ignite_ipu.migration.analysis.operators import is_dynamic, is_loss, is_refused
 from ignite_ipu.migration.analysis.parsed_file import WITHOUT_GRADIENTS
+from ignite_ipu.migration.analysis.sampled_values import DISTRIBUTION, DRAWN, SampledValues
 from ignite_ipu.migration.analysis.scope import Environment, Scope
 from ignite_ipu.migration.analysis.training import BACKWARD, Training
-from ignite_ipu.migration.analysis.transformed_calls import TransformedCalls
 from ignite_ipu.migration.analysis.values import (
     CALL,
     MODULE,
@@ -108,7 +108,7 @@ class LoopAnalysis(ForwardAnalysis):
             noted = replace(fact, certain=fact.certain and sure)
             if fact.kind == _OUTSIDE:
                 self.losses_outside.add(noted)
-            elif fact.kind not in (CALL, WITH_GRADIENTS):
+            elif fact.kind not in (CALL, WITH_GRADIENTS, DRAWN, DISTRIBUTION):
                 self.facts.add(noted)
         for fact, calls in self.selections:
             if calls & value.by:
@@ -134,7 +134,7 @@ class _LoopScope(Scope):
         pass
 
 
-class _LoopStatements(TransformedCalls):
+class _LoopStatements(SampledValues):
     """The statements of one function of the loop, or of the module."""
 
     def __init__(self, scope: Scope, analysis: LoopAnalysis, function: Function) -> None:

@@ -1,0 +1,93 @@
+"""Values that a loop samples from its models' outputs, and reads of them before the update has run."""
+
+from __future__ import annotations
+
+import ast
+from typing import Dict, List, Optional, Sequence
+
+from ignite_ipu.migration.analysis import tensor_methods
+from ignite_ipu.migration.analysis.kinds import Fact, Kind
+from ignite_ipu.migration.analysis.operators import is_refused
+from ignite_ipu.migration.analysis.transformed_calls import TransformedCalls
+from ignite_ipu.migration.analysis.values import CALL, WITH_GRADIENTS, Origin, Value, result
+from ignite_ipu.operators.words import word_set
+
+_DISTRIBUTIONS = "torch.distributions."
+# Functions and methods that draw numbers by the values of their argument.
+_DRAWS = word_set("multinomial bernoulli poisson")
+_READ_METHODS = tensor_methods.HOST_READS - {"cpu"}
+_READ_FUNCTIONS = word_set("int float bool numpy.array numpy.asarray")
+# The operators that distributions draw by.
+_DRAWN_BY = {
+    **dict.fromkeys(("Categorical", "OneHotCategorical", "Multinomial"), "multinomial"),
+    **{"Bernoulli": "bernoulli", "Poisson": "poisson", "Binomial": "binomial"},
+}
+# The kinds of the facts behind a value that was drawn, and behind a distribution, and of those about its reads.
+DRAWN, DISTRIBUTION, _READ = "drawn", "distribution", "sampled"
+
+
+class SampledValues(TransformedCalls):
+    """The statements of a loop's function, of which the reads of sampled values are noted.
+
+    A sample has no gradients: a value that has some is another one, which the host computes.
+    """
+
+    def named_call(self, node: ast.Call, name: str, given: Sequence[Value]) -> Value:
+        if name in _READ_FUNCTIONS and given:
+            self._read(node, name, given[0])
+        found = super().named_call(node, name, given)
+        last = name.rpartition(".")[2]
+        if name.startswith(_DISTRIBUTIONS) and last[:1].isupper():
+            made = result(Kind.UNKNOWN, given)
+            return made._replace(by=made.by | {Fact(DISTRIBUTION, node, last, "")} if made.by else made.by)
+        return _sample(node, last, found) if name.startswith("torch.") and last in _DRAWS else found
+
+    def method_call(
+        self,
+        node: ast.Call,
+        function: ast.Attribute,
+        base: Value,
+        given: List[Value],
+        keywords: Dict[Optional[str], Value],
+    ) -> Value:
+        if base.kind is Kind.UNKNOWN and base.by and base.origin is Origin.COMPUTED:  # a distribution
+            if function.attr == "sample":
+                return self._drawn(node, base)
+            return result(Kind.TENSOR, [base, *given])
+        return super().method_call(node, function, base, given, keywords)
+
+    def _drawn(self, node: ast.Call, base: Value) -> Value:
+        """Return a sample of a distribution, with the operator that draws it if that does not compile."""
+        found = _sample(node, "sample", base._replace(kind=Kind.TENSOR))
+        drawn_by = [_DRAWN_BY.get(fact.name) for fact in base.by if fact.kind == DISTRIBUTION]
+        names = [f"torch.{each}" for each in drawn_by if each is not None]
+        where, sure = self.scope.where, self.scope.sure
+        refused = {Fact("call", node, each, where, sure) for each in names if is_refused(self.file, each, node)}
+        return found._replace(by=found.by | refused)
+
+    def tensor_method(self, node: ast.Call, name: str, base: Value, given: Sequence[Value]) -> Value:
+        if name in _READ_METHODS:
+            self._read(node, name, base)
+        found = super().tensor_method(node, name, base, given)
+        return _sample(node, name, found) if name in _DRAWS else found
+
+    def truth(self, node: ast.expr) -> None:
+        if not isinstance(node, (ast.BoolOp, ast.UnaryOp)):
+            self._read(node, "bool", self.expression(node))
+        super().truth(node)
+
+    def _read(self, node: ast.expr, name: str, value: Value) -> None:
+        kinds = {fact.kind for fact in value.by}
+        if (
+            value.is_tensor
+            and value.origin is Origin.COMPUTED
+            and {DRAWN, CALL} <= kinds
+            and WITH_GRADIENTS not in kinds
+        ):
+            self.scope.analysis.facts.add(Fact(_READ, node, name, self.scope.where, self.scope.sure))
+
+
+def _sample(node: ast.Call, name: str, value: Value) -> Value:
+    """Return a value that is drawn by another one."""
+    by = frozenset(fact for fact in value.by if fact.kind != WITH_GRADIENTS)
+    return value._replace(by=by | {Fact(DRAWN, node, name, "")} if by else by)
