@@ -34,8 +34,9 @@ from typing import AbstractSet, Any, Dict, List, Mapping, Optional, Sequence
 _ROOT = Path(__file__).parents[1]
 # torch imports the second with the first optimizer.
 _IMPORTED = ("torch", "torch._dynamo", "ignite.engine", "ignite.handlers", "ignite.metrics", "accelerate")
-# Or inductor compiles programs, to look at what the processor can do.
-_READ_BY_IMPORTS = {"TORCHINDUCTOR_VEC_ISA_OK": "1"}
+# Not that of the test which needs the first process. Without the last, inductor compiles programs, to look at what the
+# processor can do.
+_ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
 _LOOK_SECONDS = 0.005
 _ENDED = (signal.SIGCHLD,)
 # The connections of the Pythons that wait for a program, by its id.
@@ -112,7 +113,7 @@ class Processes:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, self._folder.name],
                 cwd=_ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **_READ_BY_IMPORTS},
+                env=_ENVIRONMENT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
