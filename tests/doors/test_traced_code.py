@@ -129,6 +129,7 @@ TRAINED = {
     "a comparison of shapes": ("", "if torch.tensor(x.shape).prod() > 2: x = -x\nreturn self.fc(x)"),
     "a layer that no forward calls": ("self.pool = nn.MaxPool1d(2, return_indices=True)", "return self.fc(x)"),
     "a number format behind a flag that is off": ("", "if self.flag: x = x.bfloat16()\nreturn self.fc(x)"),
+    "a penalty on weights": ("", "return self.fc(x) + 0.01 * sum(each.abs().sum() for each in self.parameters())"),
     "an object for each call": ("", "return Output(self.fc(x)).scores"),
     "bags of constant places": (
         "self.bag = nn.EmbeddingBag(4, 4)",
@@ -197,6 +198,16 @@ REFUSED = {
         "self.table = nn.Parameter(torch.ones(4, 4))",
         "starts = (x[:, 0] > 9).long().cumsum(0)\n"
         "return self.fc(x) + F.embedding_bag(torch.arange(4), self.table, offsets=starts)",
+    ),
+    "a momentum encoder that follows in forward": (
+        "self.slow = nn.Linear(4, 4).requires_grad_(False)",
+        "with torch.no_grad():\n"
+        "    for slow, fast in zip(self.slow.parameters(), self.fc.parameters()): slow.mul_(0.9).add_(0.1 * fast)\n"
+        "return self.fc(x) - self.slow(x)",
+    ),
+    "weights that are bounded in forward": (
+        "",
+        "with torch.no_grad():\n    for each in self.parameters(): each.data.clamp_(-1, 1)\nreturn self.fc(x)",
     ),
     "a list of the module that grows": ("", "SEEN.append(x.shape[0])\nreturn self.fc(x) * len(SEEN)"),
     "a counter": ("self.calls = 0", "self.calls += 1\nreturn self.fc(x) * self.calls"),

@@ -17,6 +17,7 @@ from ignite_ipu.migration.analysis.values import (
     MODULE,
     PYTHON,
     UNKNOWN,
+    WEIGHT,
     Origin,
     Value,
     combined,
@@ -62,7 +63,9 @@ class Expressions:
         elif isinstance(target, ast.Starred):
             self.assign(target.value, kind._replace(kind=Kind.TENSORS) if kind.is_tensor else kind, None)
         elif isinstance(target, ast.Attribute):
-            if self.scope.is_registered(target):
+            if target.attr == "data" and self.expression(target.value).kind is Kind.PARAMETER:
+                self.scope.fact("written", target, dotted(target) or "")
+            elif self.scope.is_registered(target):
                 self.scope.fact("rebound" if self.scope.is_rebound(target, value) else "assigned", target, target.attr)
             elif self.scope.is_own(target) or (value is None and self.scope.is_shared(target)):
                 self.scope.mutation(target, dotted(target) or "", kind, value)
@@ -164,7 +167,7 @@ class Expressions:
         kind = self.expression(node)
         called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
         if called not in ("zip", "enumerate") or not isinstance(node, ast.Call):
-            self.assign(target, kind.element, None)
+            self.assign(target, WEIGHT if self._are_weights(node) else kind.element, None)
             if isinstance(target, ast.Name) and self.scope.is_own(node):
                 self.scope.layers_of[target.id] = (dotted(node) or "").rpartition(".")[2]
             return
@@ -178,6 +181,13 @@ class Expressions:
         else:
             found = container(self.expression(argument).element for argument in node.args)
             self.assign(target, found if found.has_tensors else UNKNOWN, None)
+
+    def _are_weights(self, node: ast.expr) -> bool:
+        """Return whether an expression yields the parameters of the model whose code it is in, or of a part of it."""
+        call = node.func if isinstance(node, ast.Call) else None
+        if self.scope.model is None or not isinstance(call, ast.Attribute) or call.attr != "parameters":
+            return False
+        return dotted(call.value) == self.scope.owner or self.scope.is_own(call.value)
 
     def attribute(self, node: ast.Attribute, base: Value) -> Value:
         if isinstance(node.value, ast.Name) and node.value.id == self.scope.owner and self.scope.owner:
@@ -193,6 +203,8 @@ class Expressions:
         if base.is_tensor:
             if node.attr in tensor_methods.PYTHON_ATTRIBUTES:
                 return PYTHON
+            if base.kind is Kind.PARAMETER and node.attr == "data":
+                return base
             return base._replace(kind=Kind.TENSOR) if node.attr in tensor_methods.TENSOR_ATTRIBUTES else UNKNOWN
         if base.kind is Kind.MODULE and node.attr in ("weight", "bias"):
             return COMPUTED
@@ -422,6 +434,8 @@ class Expressions:
         if name in tensor_methods.PYTHON_METHODS:
             return PYTHON
         self.operator(node, f"Tensor.{name}", [base, *given], by_values=False)
+        if base.kind is Kind.PARAMETER and name.endswith("_") and name != "requires_grad_":
+            self.scope.fact("written", node, dotted(node.func) or "")
         if name.endswith("_") and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Attribute):
             self.scope.written(node.func.value)
         if name == "repeat_interleave" and any(value.is_tensor for value in given[:1]):

@@ -231,6 +231,8 @@ class Statements(Expressions):
         kind, target = self.expression(node.value), node.target
         if isinstance(target, ast.Name):
             current = self.scope.environment.get(target.id, UNKNOWN)
+            if current.kind is Kind.PARAMETER:
+                self.scope.fact("written", target, target.id)
             computed = current.is_tensor or (kind.is_tensor and current.kind is Kind.PYTHON)
             changed = result(Kind.TENSOR, [current, kind]) if computed else join(current, kind)
             self.assign(target, changed, None)

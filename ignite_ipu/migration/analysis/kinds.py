@@ -49,8 +49,8 @@ class Fact:
         kind: "truth" (branches on a tensor's value), "count" (loops as often as a tensor's value), "host" (reads a
             value to the host), "print", "mutation" (of Python state), "settled" (the same, to a value that is alike in
             every call), "assigned" (a buffer is), "rebound" (a parameter is assigned, or a buffer a tensor of another
-            shape), "whole" (a buffer of whole numbers is written), "call" (of the operator `name`), "varies" (gives
-            the operator `name` a computed tensor where a constant has to be), "mask"
+            shape), "whole" (a buffer of whole numbers is written), "written" (a weight is), "call" (of the
+            operator `name`), "varies" (gives it a computed tensor where a constant has to be), "mask"
             (selects by a boolean tensor), "dynamic" (calls an operator whose result has a size that depends on
             values), "layer" (calls a layer of the class `name`, which `made` constructs), "format" (names a number
             format that an IPU lacks), "repeat" (repeats rows as often as a tensor's values), "random" (draws a Python

@@ -53,6 +53,7 @@ PYTHON = Value(Kind.PYTHON, Origin.CONSTANT)
 UNKNOWN = Value(Kind.UNKNOWN)
 MODULE = Value(Kind.MODULE)
 COMPUTED = Value(Kind.TENSOR, Origin.COMPUTED)
+WEIGHT = Value(Kind.PARAMETER, Origin.COMPUTED)
 
 
 def join(first: Value, second: Value) -> Value:

@@ -1,11 +1,13 @@
-"""Traced code that assigns a parameter, or a buffer a tensor of another shape.
+"""Traced code that assigns or writes a parameter, or assigns a buffer a tensor of another shape.
 
 A device keeps the tensors that the program was compiled with. A buffer that gets a tensor of its own shape and type,
 without gradients, is written in place. PopTorch by itself raises for it, too. Buffers of integers and booleans that
 forward writes are carried from call to call; over several IPUs for a layer within one stage. A flag in one may be set
-by the first call: the host makes it before anything is compiled.
+by the first call: the host makes it before anything is compiled. A momentum encoder that follows in forward writes into
+weights.
 
-Remedy: Give the buffer its longest shape, and change it in place: `self.seen.copy_(...)`.
+Remedy: Give the buffer its longest shape, and change it in place: `self.seen.copy_(...)`. Write
+weights in the loop, under torch.no_grad(), before the model is called.
 
 In __init__:
       self.register_buffer("seen", torch.zeros(1, 4))
@@ -18,16 +20,18 @@ In forward:
 
 from __future__ import annotations
 
-from ignite_ipu.capabilities.traced import REPLACED
+from ignite_ipu.capabilities.traced import REPLACED, WEIGHT
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, each_breach
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 _replaced = each_breach(REPLACED, "rebound")
+_written = each_breach(WEIGHT, "written")
 
 
 def check(program: Program) -> Hits:
     yield from _replaced(program)
+    yield from _written(program)
     for fact in program.facts:
         if fact.kind == "assigned":
             text = f"{fact.where} assigns self.{fact.name}: a tensor of its shape and type, without gradients, trains"
