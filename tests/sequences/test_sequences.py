@@ -384,7 +384,8 @@ def test_a_gradient_of_earlier_weights_is_refused_on_the_device() -> None:
 
 
 @pytest.mark.parametrize(
-    "events", ["forward backward", "forward forward backward read_gradient", "forward another clip"]
+    "events",
+    ["forward backward", "forward forward backward read_gradient", "forward another clip", "forward forward read_loss"],
 )
 def test_gradients_on_the_host_begin_with_the_buffers_of_their_calls(events: str) -> None:
     """The look reads buffers first, for which the host replays the call: its output depends on a count of calls."""

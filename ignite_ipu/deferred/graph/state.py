@@ -82,6 +82,17 @@ def is_statistic(operation: Operation, name: str) -> bool:
     return isinstance(model.model.get_submodule(name.rpartition(".")[0]), NormWithStatistics)
 
 
+def read_buffers(operation: Operation) -> FrozenSet[int]:
+    """Return the ids of the buffers that the results of a call may depend on: not the batch statistics that it writes.
+
+    It has none of these if it is of no model.
+    """
+    model: Any = operation.model
+    written = {name for name in operation.signature.writes if is_statistic(operation, name)}
+    named = () if model is None else model.model.named_buffers()
+    return frozenset(id(each) for name, each in named if name not in written)
+
+
 def draws(operation: Operation) -> bool:
     """Return whether an operation draws random numbers."""
     signature = operation.signature

@@ -18,7 +18,7 @@ from torch import nn
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.graph.operations import CLOCK, Operation, by_number
 from ignite_ipu.deferred.graph.owners import CapturedLoop
-from ignite_ipu.deferred.graph.state import is_statistic, written_buffers
+from ignite_ipu.deferred.graph.state import read_buffers, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.call_replays import CallReplays, Replay, chain_of, is_awaited
 from ignite_ipu.deferred.model.edits import WeightEdits
@@ -257,7 +257,7 @@ class BufferBook:
         others.update(self._left)
         for number, (other, replay) in sorted(others.items()):
             for name, tensor in written_buffers(other).items():
-                reading = [call for call in every if _uses(call, tensor)]
+                reading = [call for call in every if id(tensor) in read_buffers(call)]
                 if reading and reading[0].number < number:
                     if reading[-1].number > number:
                         raise _between(reading[0], reading[-1], f"the call at {other.line}")
@@ -293,7 +293,7 @@ class BufferBook:
         for other in [each for each in self._pending() if each.number not in made]:
             later = [call for call in calls if call.number > other.number]
             written = written_buffers(other).values()
-            if any(_uses(call, tensor) for call in later for tensor in written):
+            if any(id(tensor) in read_buffers(call) for call in later for tensor in written):
                 problem = self._settle(self._pending())
                 if problem is not None:
                     raise CaptureError(
@@ -305,17 +305,24 @@ class BufferBook:
         with self._weights.with_others(list(began.values())) if began else contextlib.nullcontext():
             yield
 
-    def waits_for_others(self, call: Operation) -> bool:
-        """Return whether the host has other buffers than a call reads; batch statistics it reads not, in training."""
-        before = [
-            each
-            for number, each in self.waiting.items()
-            if number < call.number and each.model is call.model and number not in self._replays
-        ]
-        names = {name for each in before for name in each.signature.writes}
-        if call.number in self._replays:
-            names.update(call.signature.writes)
-        return not all(is_statistic(call, name) for name in names & {*call.signature.writes})
+    def begin_on_host(self, call: Operation) -> bool:
+        """Replay the pending calls before one that write buffers which it reads; returns whether the host has these.
+
+        Batch statistics it reads not, in training.
+        """
+        before = [each for each in self._pending() if each.number < call.number] if self.waiting else []
+        used = read_buffers(call) if before else frozenset()
+        writers = [each for each in before if not used.isdisjoint(map(id, written_buffers(each).values()))]
+        if not writers:
+            return True
+        try:
+            return self._settle([each for each in before if each.number <= writers[-1].number]) is None
+        except EarlyReadError:  # a call of another model cannot be replayed, whose results are arguments
+            return False
+
+    def known_results(self, operations: Sequence[Operation]) -> Dict[Operation, List[torch.Tensor]]:
+        """Return the results of those operations that were replayed: the host has later buffers by now."""
+        return {each: self._replays[each.number].results for each in operations if each.number in self._replays}
 
     @property
     def is_settled(self) -> bool:
@@ -402,13 +409,6 @@ def _made_from(call: Operation) -> Tuple[Sequence[Operation], Dict[Operation, Li
             book.before_read()
             known[each] = book._replays[each.number].results
     return chain, known
-
-
-def _uses(call: Operation, buffer: torch.Tensor) -> bool:
-    """Return whether the results of a call may depend on a buffer; on batch statistics that it writes they do not."""
-    model: Any = call.model
-    written = {name for name in call.signature.writes if is_statistic(call, name)}
-    return any(each is buffer for name, each in model.model.named_buffers() if name not in written)
 
 
 def _between(first: Operation, last: Operation, writer: str) -> CaptureError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, List, Mapping, Sequence
+
+import torch
 
 from ignite_ipu.deferred.graph.operations import Operation
 from ignite_ipu.errors import logger
@@ -38,9 +40,18 @@ class HostReads:
         return True
 
     def computes_alone(self, call: Operation) -> bool:
-        """Return whether the host can compute a call before those that were made before it have run."""
-        known = self._loop.updates.weights.then(call) is not None
-        return known and not self._loop.buffers.waits_for_others(call)
+        """Return whether the host can compute a call before those that were made before it have run.
+
+        It replays those of them that write buffers which the call reads.
+        """
+        loop = self._loop
+        if loop.updates.is_ahead or loop.updates.weights.then(call) is None:
+            return False
+        return loop.buffers.begin_on_host(call)
+
+    def known(self, operations: Sequence[Operation]) -> Mapping[Operation, List[torch.Tensor]]:
+        """Return the results of operations that the host knows by replays for buffers that were read."""
+        return self._loop.buffers.known_results(operations)
 
     def check_weights(self) -> None:
         """Record writes into weights; refuse to compute with them if the device is ahead of the loop."""

@@ -138,7 +138,8 @@ def _computed_on_host(
 
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         before = torch.get_rng_state()
-        results = replayed(operations, tensor_of, called)
+        known = {each: results for loop in loops for each, results in loop.reads.known(operations).items()}
+        results = replayed([each for each in operations if each not in known], tensor_of, called, known)
         drawn = not torch.equal(before, torch.get_rng_state())
     return None if drawn else results[value.operation][value.index]
 
@@ -157,8 +158,8 @@ def _refusal(loop: CapturedLoop, value: Value, what: str) -> EarlyReadError:
     if loop.updates.take_turns:
         return EarlyReadError(
             f"{what} at {line} asks for a value of an update by one of several optimizers before its "
-            "step(), and the host cannot compute it beside that: random numbers are drawn for it, or calls of the "
-            "model read buffers that earlier ones write. Read it after that step()."
+            "step(), and the host cannot compute it beside that: random numbers are drawn for it, or for calls of the "
+            "model that have yet to write buffers which it reads. Read it after that step()."
         )
     if has_gone_backward(operations, loop):
         reason = incomplete(loop)
