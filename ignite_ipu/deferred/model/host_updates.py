@@ -142,7 +142,8 @@ class HostGradients:
             self._loop.setup.join(models, loss.line)[0].updates.run_ahead(frozenset(), [loss])
             return
         self._loop.edits.look()
-        gradients = self._compute(loss, lambda operation: True)
+        # Another loss may be computed from it, whose calls then begin with the same buffers.
+        gradients = self._compute(dataclasses.replace(loss, retained=True), lambda operation: True)
         leaves = [leaf for operation in loss.operations for leaf in operation.leaves if type(leaf) is Input]
         # Gradients through copies of weights, as in the closure of a step, come when the loss goes backward.
         if all(leaf.weight is None for leaf in leaves):

@@ -16,7 +16,7 @@ import torch
 
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, Operation, Value, by_number
-from ignite_ipu.deferred.graph.state import Older, Values, draws, is_statistic, written_buffers
+from ignite_ipu.deferred.graph.state import Older, Values, draws, read_buffers, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
 from ignite_ipu.errors import CaptureError, logger
 from ignite_ipu.program.reached import reached
@@ -242,10 +242,11 @@ def begin_again(operations: Sequence[Operation]) -> Values:
             )
     written = {id(each) for one in operations if not one.done for each in written_buffers(one).values()}
     values: Dict[int, Tuple[torch.Tensor, Optional[torch.Tensor]]] = {}
+    used = [read_buffers(each) for each in operations if each.model is not None]
     for operation in again:
         for name, tensor in written_buffers(operation).items():
             then = operation.before.get(name)
-            unknown = then is None and id(tensor) not in values and not is_statistic(operation, name)
+            unknown = then is None and id(tensor) not in values and any(id(tensor) in each for each in used)
             if unknown or id(tensor) in written:
                 raise CaptureError(
                     f"The update at {current_line()} computes {operation.name} at {operation.line} once more, which "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any, Callable, Dict, List
 
 import pytest
@@ -164,8 +165,10 @@ def losses_of_two_calls(make: Callable[[], nn.Module], update: str, read: List[i
     return [*seen, copy.deepcopy(model.state_dict())]
 
 
-@pytest.mark.parametrize("update", ["device", "auto"])
-@pytest.mark.parametrize("read", [[1], [1, 0], [0, 1]])
+@pytest.mark.parametrize(
+    ("update", "read"),
+    [*itertools.product(["device", "auto"], [[1], [1, 0], [0, 1]]), ("host", [1, 0]), ("host", [0, 1])],
+)
 @pytest.mark.parametrize("make", [normalised, Counting])
 def test_a_value_is_read_that_depends_on_buffers_of_an_earlier_call(
     make: Callable[[], nn.Module], update: str, read: List[int]
@@ -175,7 +178,7 @@ def test_a_value_is_read_that_depends_on_buffers_of_an_earlier_call(
     torch.testing.assert_close(losses_of_two_calls(make, update, read), expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("update", ["device", "auto"])
+@pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("make", [normalised, Counting])
 def test_a_value_is_read_after_a_call_that_no_loss_is_of(make: Callable[[], nn.Module], update: str) -> None:
     """The first call has written buffers, and nothing can go backward through it."""
