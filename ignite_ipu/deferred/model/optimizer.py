@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.capabilities.optimizers import ON_THE_HOST
+from ignite_ipu.deferred.events import IGNORING
 from ignite_ipu.deferred.graph.owners import MODEL, OPTIMIZERS, WATCH, held_tensors, parameter_of
 from ignite_ipu.deferred.model.capturing import owners_of
 from ignite_ipu.deferred.model.fused_update import FusedUpdate, known_update
@@ -100,6 +101,11 @@ class HeldWeights(SessionHooks):
     def in_graphs(self) -> bool:
         """True if autograd has recorded functions of the parameters on the host, by which gradients may come."""
         return self._accesses.in_graphs
+
+    @property
+    def awaits_models(self) -> bool:
+        """True if further models may be captured that have some of the parameters, in their first calls."""
+        return self._setup is None or self._setup.observer is not IGNORING
 
     def on_host(self) -> List[HostUpdates]:
         """Return the updates on the host of the loops that the optimizer steps; nothing for other loops.
@@ -310,6 +316,8 @@ def _are_apart(optimizer: torch.optim.Optimizer) -> bool:
 
 def _awaits_models(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether only parts of the models were called whose weights an optimizer holds, and nothing was trained."""
+    if not optimizer.__dict__[WATCH].awaits_models:
+        return False
     held = held_tensors(optimizer)
     loops = {owner.loop for owner in owners_of(held)}
     known = {id(each) for loop in loops for each in loop.module.parameters()}

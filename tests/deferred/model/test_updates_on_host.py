@@ -97,6 +97,30 @@ def test_an_optimizer_evaluates_its_closure():
     both(loop, lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=3))
 
 
+@pytest.mark.parametrize("update", ["auto", "host"])
+def test_the_first_step_has_a_closure_and_a_parameter_of_no_module(update):
+    """The optimizer holds a temperature of the loss beside the model's parameters."""
+
+    def trained(captures):
+        model, temperature = network(), nn.Parameter(torch.zeros(()))
+        optimizer = torch.optim.SGD([*model.parameters(), temperature], lr=0.1, momentum=0.9)
+        if captures:
+            ipu_prepare(optimizer, model, config=IPUConfig(update=update))
+        seen = []
+        for x, y in BATCHES[:3]:
+
+            def closure(x=x, y=y):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x) * temperature.exp(), y)
+                loss.backward()
+                return loss
+
+            seen.append(optimizer.step(closure).item())
+        return seen, dict(model.state_dict()), temperature.detach().clone()
+
+    torch.testing.assert_close(trained(True), trained(False))
+
+
 def trained_with_two_heads(captures):
     """Return the loss of a step of the body, whose evaluations use two heads in turn, and all weights."""
     torch.manual_seed(3)
