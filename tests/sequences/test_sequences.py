@@ -265,6 +265,8 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         ("Perceptron", ("SGD",), "step forward optimizer_state_cleared step_if_finite", "same"),
         # Gradients of some weights, through memory that was not written since.
         ("Penalty", ("SGD",), "step zero_grad forward write_item backward_to_some:7", "same"),
+        # A loss in evaluation mode reads statistics that an unused call writes, and a call of the update after it.
+        ("BatchNorm", ("SGD",), "backward_in_evaluation:7 forward forward backward step", "same"),
         # Weights of a penalty are written through a view, and then loaded.
         ("Penalty", ("SGD",), "forward write_item:1 load_model", "same"),
         # A write into a weight moves updates to the host, and an earlier loss is read.

@@ -162,7 +162,7 @@ class BufferBook:
         # These are the host's. Calls of the update that come before one of them are, too, and then all of the update.
         apart = [*left, *[call for call in later if self.is_replayed(call) or not _may_wait(call, operations)]]
         ahead = [*operations, *[call for call in later if call not in apart]]
-        together = any(each.number < call.number and _write_the_same(each, call) for call in apart for each in ahead)
+        together = any(_comes_between(call, ahead) for call in apart)
         settled = [call for call in pending if together or call in apart]
         problem = self._settle(settled)
         if problem is not None:
@@ -241,26 +241,19 @@ class BufferBook:
         kept: Set[int] = set()
         if not (self._replays or self._overwritten or self._left):
             return began, kept
-        calls = sorted((each for each in operations if each.model is not None and not each.done), key=by_number)
-        for call in calls:
-            replay = self._replays.get(call.number)
-            for name, tensor in written_buffers(call).items():
-                if replay is None:
-                    kept.discard(id(tensor))
-                else:
-                    began.setdefault(id(tensor), (tensor, replay.before[name]))
-                    kept.add(id(tensor))
         # Calls whose values are known are made again, too.
         every = sorted((each for each in operations if each.model is not None), key=by_number)
+        calls = [each for each in every if not each.done]
         made = {call.number for call in every}
-        others = {number: (self.waiting[number], self._replays[number]) for number in self._replays.keys() - made}
-        others.update(self._left)
-        for number, (other, replay) in sorted(others.items()):
-            for name, tensor in written_buffers(other).items():
-                reading = [call for call in every if id(tensor) in read_buffers(call)]
-                if reading and reading[0].number < number:
-                    if reading[-1].number > number:
-                        raise _between(reading[0], reading[-1], f"the call at {other.line}")
+        others = [(self.waiting[number], self._replays[number]) for number in self._replays.keys() - made]
+        writers: List[Tuple[Operation, Optional[Replay]]] = [*others, *self._left.values()]
+        reads = [(call, read_buffers(call)) for call in every if writers]
+        writers += [(call, self._replays.get(call.number)) for call in calls]
+        for writer, replay in sorted(writers, key=lambda pair: pair[0].number):
+            for name, tensor in written_buffers(writer).items():
+                if replay is None:
+                    kept.discard(id(tensor))
+                elif writer.number in made or _is_read_before(writer, tensor, reads):
                     began.setdefault(id(tensor), (tensor, replay.before[name]))
                     kept.add(id(tensor))
         for key, each in self._overwritten.items():
@@ -411,6 +404,22 @@ def _made_from(call: Operation) -> Tuple[Sequence[Operation], Dict[Operation, Li
     return chain, known
 
 
+def _is_read_before(writer: Operation, buffer: torch.Tensor, reads: Sequence[Tuple[Operation, Container[int]]]) -> bool:
+    """Return whether the calls of an update read a buffer as it was before another call wrote it.
+
+    `reads` has each with the ids of the buffers that it reads.
+
+    Raises:
+        CaptureError: Some of them read it before, and some after.
+    """
+    reading = [call for call, buffers in reads if id(buffer) in buffers]
+    if not reading or reading[0].number > writer.number:
+        return False
+    if reading[-1].number > writer.number:
+        raise _between(reading[0], reading[-1], f"the call at {writer.line}")
+    return True
+
+
 def _between(first: Operation, last: Operation, writer: str) -> CaptureError:
     return CaptureError(
         f"The update at {current_line()} is of calls at {first.line} and at {last.line}, and between them {writer} has "
@@ -431,6 +440,16 @@ def _book_of(call: Operation) -> BufferBook:
 
 def _write_the_same(one: Operation, other: Operation) -> bool:
     return one.model is other.model and bool({*one.signature.writes} & {*other.signature.writes})
+
+
+def _comes_between(call: Operation, others: Sequence[Operation]) -> bool:
+    """Return whether others write the buffers that a call writes before it; or after it, and some read them before."""
+    before = [each for each in others if each.number < call.number]
+    if any(_write_the_same(each, call) for each in before):
+        return True
+    buffers = set(map(id, written_buffers(call).values()))
+    reads = any(not buffers.isdisjoint(read_buffers(each)) for each in before)
+    return reads and any(_write_the_same(each, call) for each in others)
 
 
 def _may_wait(call: Operation, others: Sequence[Operation]) -> bool:
