@@ -329,6 +329,12 @@ def test_models_with_buffers_are_joined(
         assert outcome.kind == kind, (update, outcome)
 
 
+def test_a_loss_is_read_after_its_models_were_joined_in_the_closure_of_a_step() -> None:
+    parts = parsed("forward step forward step read_first_loss:7")
+    outcome = outcome_of(Sequence_("TwoModels", ("LBFGS", "SGD"), parts), "auto")
+    assert outcome.kind == "same", outcome
+
+
 def test_parameters_that_an_optimizer_gets_after_clipping_are_not_clipped() -> None:
     """In the first update of a loop."""
     outcome = outcome_of(Sequence_("Spare", ("SGD",), parsed("forward backward clip add_group:6")), "auto")

@@ -334,11 +334,13 @@ class Loop:
             self.guide(other.session)
             for model in other.models:
                 self.adopt(model)
-            if other.updates.on_host:
-                self.updates.leave_device(f"Weights of {other.name} are, and a loss is computed with them and others.")
             self._absorbed += other._absorbed
         for each in self._absorbed:
             each.now, each.steady = self, None
+        # With the books of all: gradients of one may be on its device, and weights that others may need yet.
+        for other in others:
+            if other.updates.on_host:
+                self.updates.leave_device(f"Weights of {other.name} are, and a loss is computed with them and others.")
 
     def backward(self, loss: Loss) -> None:
         self.updates.backward(loss)

@@ -509,3 +509,24 @@ def test_the_device_goes_on_where_the_change_to_the_host_fails(monkeypatch):
                 model(X)  # the call whose loss is lost has written statistics
         found.append((steady(model, optimizer), dict(model.state_dict())))
     torch.testing.assert_close(found[1], found[0])
+
+
+def test_gradients_on_the_device_are_kept_where_a_model_is_joined_with_one_on_the_host():
+    """The optimizer of one model steps on the host alone, and the other's loss waits for its step."""
+    found = []
+    for captures in (False, True):
+        torch.manual_seed(3)
+        encoder, head = nn.Linear(6, 5), nn.Linear(5, 3)
+        steps = torch.optim.Adagrad(encoder.parameters(), lr=0.1), torch.optim.SGD(head.parameters(), lr=0.5)
+        for step, model in zip(steps, (encoder, head)) if captures else ():
+            ipu_prepare(step, model, config=IPUConfig(update="auto"))
+        encoder(X).pow(2).mean().backward()
+        steps[0].step()
+        steps[0].zero_grad()
+        F.cross_entropy(head(X[:, :5]), Y).backward()
+        F.cross_entropy(head(encoder(X)), Y).backward()
+        gradients = [each.grad.clone() for model in (encoder, head) for each in model.parameters()]
+        for step in steps:
+            step.step()
+        found.append((gradients, dict(encoder.state_dict()), dict(head.state_dict())))
+    torch.testing.assert_close(found[1], found[0])
