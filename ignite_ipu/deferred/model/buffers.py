@@ -160,13 +160,13 @@ class BufferBook:
         pending = self._pending()
         left = [call for number, call in self.waiting.items() if number not in made and number not in waiting]
         # These are the host's. Calls of the update that come before one of them are, too, and then all of the update.
-        apart = [*left, *[call for call in later if self.is_replayed(call) or not _may_wait(call, operations)]]
+        apart = [*left, *[call for call in later if self.replay_of(call) or not _may_wait(call, operations)]]
         ahead = [*operations, *[call for call in later if call not in apart]]
         together = any(_comes_between(call, ahead) for call in apart)
         settled = [call for call in pending if together or call in apart]
         problem = self._settle(settled)
         if problem is not None:
-            first = next(call for call in settled if call.number in self.waiting and not self.is_replayed(call))
+            first = next(call for call in settled if call.number in self.waiting and not self.replay_of(call))
             reason = (
                 f"and so does a call that the update at {current_line()} is not computed from"
                 if first.number in made
@@ -212,9 +212,9 @@ class BufferBook:
 
         return restore
 
-    def is_replayed(self, call: Operation) -> bool:
-        """Return whether the host has the values of the buffers that a pending call writes."""
-        return call.number in self._replays
+    def replay_of(self, call: Operation) -> Optional[Replay]:
+        """Return the replay of a pending call, if the host has the buffers that it writes, and its results; or None."""
+        return self._replays.get(call.number)
 
     @contextlib.contextmanager
     def in_update(self, operations: Sequence[Operation]) -> Iterator[None]:
@@ -313,10 +313,6 @@ class BufferBook:
         except EarlyReadError:  # a call of another model cannot be replayed, whose results are arguments
             return False
 
-    def known_results(self, operations: Sequence[Operation]) -> Dict[Operation, List[torch.Tensor]]:
-        """Return the results of those operations that were replayed: the host has later buffers by now."""
-        return {each: self._replays[each.number].results for each in operations if each.number in self._replays}
-
     @property
     def is_settled(self) -> bool:
         """True if no call has yet to write buffers."""
@@ -389,7 +385,7 @@ def _settle_others(changing: BufferBook, made: Container[int] = (), kept: bool =
         if calls and kept:
             with contextlib.suppress(EarlyReadError):  # a call that they get results of cannot be replayed
                 book._settle([call for call in pending if call.number <= calls[-1].number], changing=changing)
-        book._passed |= {call.number for call in calls if not book.is_replayed(call)} & book.waiting.keys()
+        book._passed |= {call.number for call in calls if not book.replay_of(call)} & book.waiting.keys()
 
 
 def _made_from(call: Operation) -> Tuple[Sequence[Operation], Dict[Operation, List[torch.Tensor]]]:

@@ -47,11 +47,12 @@ class HostReads:
         loop = self._loop
         if loop.updates.is_ahead or loop.updates.weights.then(call) is None:
             return False
-        return loop.buffers.begin_on_host(call)
+        return bool(loop.buffers.begin_on_host(call))
 
     def known(self, operations: Sequence[Operation]) -> Mapping[Operation, List[torch.Tensor]]:
-        """Return the results of operations that the host knows by replays for buffers that were read."""
-        return self._loop.buffers.known_results(operations)
+        """Return the results of those operations that were replayed for their buffers: the host has later ones now."""
+        replays = [(each, self._loop.buffers.replay_of(each)) for each in operations]
+        return {each: replay.results for each, replay in replays if replay is not None}
 
     def check_weights(self) -> None:
         """Record writes into weights; refuse to compute with them if the device is ahead of the loop."""
