@@ -48,9 +48,29 @@ class CriterionAfterStatistics(Criterion):
         return [nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)), criterion]
 
 
+class AdversariesOnOneTrunk(Adversaries):
+    """A generator and a critic with a trunk in common, whose statistics calls of both write."""
+
+    def make(self) -> List[nn.Module]:
+        super().make()
+        trunk = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh())
+        return [nn.Sequential(trunk, nn.Linear(4, 3)), nn.Sequential(trunk, nn.Linear(4, 1))]
+
+    def groups(self) -> List[List[nn.Module]]:
+        generator, critic = self.modules
+        return [[generator], [critic[1]]]  # type: ignore[index]
+
+
+class OneForTwoOnOneTrunk(AdversariesOnOneTrunk):
+    def groups(self) -> List[List[nn.Module]]:
+        generator, critic = self.modules
+        return [[generator, critic[1]]]  # type: ignore[index]
+
+
 JOINED: Dict[str, Any] = {
     each.__name__: each
     for each in (
         *(OneForTwo, TwoWithStatistics, SpectralAdversaries, AdversariesWithStatistics, CriterionAfterStatistics),
+        *(AdversariesOnOneTrunk, OneForTwoOnOneTrunk),
     )
 }

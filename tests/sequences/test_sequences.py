@@ -318,6 +318,9 @@ def test_an_optimizer_gets_parameters_that_are_updated_on_the_host(events: str) 
         ),
         # Buffers are read that a call has yet to write, whose model was joined with another since.
         ("CriterionAfterStatistics", ("Adam",), "forward backward read_state step", ("same",) * 3),
+        # Calls of two models write the statistics of one trunk, and these are read in between.
+        ("OneForTwoOnOneTrunk", ("Adam",), "zero_grad forward read_state backward step", ("same",) * 3),
+        ("AdversariesOnOneTrunk", ("SGD", "Adam"), "forward backward step zero_grad forward read_state", ("same",) * 3),
     ],
 )
 def test_models_with_buffers_are_joined(

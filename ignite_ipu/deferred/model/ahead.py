@@ -139,7 +139,7 @@ def take_back(update: FusedUpdate) -> None:
 
 def _refuse_replayed(buffers: BufferBook, operations: Sequence[Operation]) -> None:
     """Refuse an update that may be taken back, if buffers that it writes have their new values already."""
-    replayed = next((each for each in operations if buffers.replay_of(each)), None)
+    replayed = next((each for each in operations if each.number in buffers.replays), None)
     if replayed is not None:
         raise CaptureError(
             f"A value is read at {current_line()} before optimizer.step(), and so were buffers that the call at "

@@ -22,6 +22,7 @@ from ignite_ipu.deferred.graph.state import read_buffers, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.call_replays import CallReplays, Replay, chain_of, is_awaited
 from ignite_ipu.deferred.model.edits import WeightEdits
+from ignite_ipu.deferred.model.shared_buffers import SharedBuffers
 from ignite_ipu.errors import CaptureError, EarlyReadError, listed
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.module_state import REGISTRATIONS
@@ -49,13 +50,16 @@ class BufferBook:
 
     Attributes:
         waiting: Calls by number that no update has made yet, replayed or not.
+        replays: Those of them that were replayed: the host has the values of the buffers that they write.
+        shared: The buffers that several of the models have.
     """
 
     def __init__(self, modes: Modes, edits: WeightEdits, weights: Weights) -> None:
         self._edits, self._weights = edits, weights
         self._calls = CallReplays(modes, edits, weights)
         self.waiting: Dict[int, Operation] = {}
-        self._replays: Dict[int, Replay] = {}
+        self.replays: Dict[int, Replay] = {}
+        self.shared = SharedBuffers(self.waiting, self.replays)
         self._taken: Dict[int, Replay] = {}  # replays of the last update's calls, which it began without
         self._left: Dict[int, Tuple[Operation, Replay]] = {}  # replayed calls that the next update leaves out
         # By `id`, buffers that evaluations have written since the last update: previous contents, and time of the
@@ -68,16 +72,18 @@ class BufferBook:
     def record(self, call: Operation) -> None:
         """Note a call that will write buffers."""
         self.waiting[call.number] = call
+        self.shared.has_writers = True
         BOOKS.add(self)
 
     def merge(self, other: BufferBook) -> None:
         """Move the calls of models here that are trained together with these from now on."""
         for call in other.waiting.values():
             self.record(call)
-        self._replays.update(other._replays)
+        self.replays.update(other.replays)
         self._passed |= other._passed
         self._overwritten.update(other._overwritten)
-        for moved in (other.waiting, other._replays, other._passed, other._overwritten):
+        self.shared.merge(other.shared)
+        for moved in (other.waiting, other.replays, other._passed, other._overwritten):
             moved.clear()
 
     def before_read(self) -> None:
@@ -160,13 +166,13 @@ class BufferBook:
         pending = self._pending()
         left = [call for number, call in self.waiting.items() if number not in made and number not in waiting]
         # These are the host's. Calls of the update that come before one of them are, too, and then all of the update.
-        apart = [*left, *[call for call in later if self.replay_of(call) or not _may_wait(call, operations)]]
+        apart = [*left, *[call for call in later if call.number in self.replays or not _may_wait(call, operations)]]
         ahead = [*operations, *[call for call in later if call not in apart]]
         together = any(_comes_between(call, ahead) for call in apart)
         settled = [call for call in pending if together or call in apart]
         problem = self._settle(settled)
         if problem is not None:
-            first = next(call for call in settled if call.number in self.waiting and not self.replay_of(call))
+            first = next(call for call in settled if call.number in self.waiting and call.number not in self.replays)
             reason = (
                 f"and so does a call that the update at {current_line()} is not computed from"
                 if first.number in made
@@ -179,7 +185,7 @@ class BufferBook:
             )
         for call in left:
             # Nothing goes backward through them from now on, since weights change.
-            replay = self._replays.pop(call.number, None)
+            replay = self.replays.pop(call.number, None)
             if replay is not None:
                 self._left[call.number] = call, replay
                 call.settle(replay.results)
@@ -193,28 +199,24 @@ class BufferBook:
     @property
     def is_empty(self) -> bool:
         """True if no call waits for its update, nothing has changed the buffers of one, and no call of others waits."""
-        kept = self.waiting or self._replays or self._overwritten or self._left
+        kept = self.waiting or self.replays or self._overwritten or self._left or self.shared.are_written
         return not (kept or (BOOKS and others_wait(self)))
 
     def state_of(self, operations: Sequence[Operation]) -> Callable[[], None]:
         """Return a function that restores the entries of operations, for the case that their update is not made."""
         numbers = [each.number for each in operations if each.number in self.waiting]
         waiting = {number: self.waiting[number] for number in numbers}
-        replays = {number: self._replays[number] for number in numbers if number in self._replays}
+        replays = {number: self.replays[number] for number in numbers if number in self.replays}
         overwritten = dict(self._overwritten)
 
         def restore() -> None:
             for call in waiting.values():
                 self.record(call)
             taken = {number: self._taken[number] for number in numbers if number in self._taken}
-            self._replays.update({**replays, **taken})
+            self.replays.update({**replays, **taken})
             self._overwritten.update(overwritten)
 
         return restore
-
-    def replay_of(self, call: Operation) -> Optional[Replay]:
-        """Return the replay of a pending call, if the host has the buffers that it writes, and its results; or None."""
-        return self._replays.get(call.number)
 
     @contextlib.contextmanager
     def in_update(self, operations: Sequence[Operation]) -> Iterator[None]:
@@ -224,14 +226,16 @@ class BufferBook:
         unless calls that were not replayed write the same buffers.
         """
         began, kept = self._began_with(operations)
-        self._left = {}
-        numbers = self._replays.keys() & {each.number for each in operations if not each.done}
-        self._taken = {number: self._replays.pop(number) for number in numbers}
+        self.shared.check(operations)
+        left, self._left = self._left, {}
+        numbers = self.replays.keys() & {each.number for each in operations if not each.done}
+        self._taken = {number: self.replays.pop(number) for number in numbers}
         overwritten, self._overwritten = self._overwritten, {}
         for each in overwritten.values():
             self._edits.note(each.last)
         with self._weights.with_others(list(began.values()), kept) if began else contextlib.nullcontext():
             yield
+        self.shared.note([*operations, *[call for call, _ in left.values()]])
 
     def _began_with(
         self, operations: Sequence[Operation]
@@ -239,16 +243,16 @@ class BufferBook:
         """Return the buffers with which operations began, by `id`, and those of which the host has the newest."""
         began: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
         kept: Set[int] = set()
-        if not (self._replays or self._overwritten or self._left):
+        if not (self.replays or self._overwritten or self._left):
             return began, kept
         # Calls whose values are known are made again, too.
         every = sorted((each for each in operations if each.model is not None), key=by_number)
         calls = [each for each in every if not each.done]
         made = {call.number for call in every}
-        others = [(self.waiting[number], self._replays[number]) for number in self._replays.keys() - made]
+        others = [(self.waiting[number], self.replays[number]) for number in self.replays.keys() - made]
         writers: List[Tuple[Operation, Optional[Replay]]] = [*others, *self._left.values()]
         reads = [(call, read_buffers(call)) for call in every if writers]
-        writers += [(call, self._replays.get(call.number)) for call in calls]
+        writers += [(call, self.replays.get(call.number)) for call in calls]
         for writer, replay in sorted(writers, key=lambda pair: pair[0].number):
             for name, tensor in written_buffers(writer).items():
                 if replay is None:
@@ -295,6 +299,7 @@ class BufferBook:
                     )
                 break
         began, _ = self._began_with(operations)
+        self.shared.check(operations)
         with self._weights.with_others(list(began.values())) if began else contextlib.nullcontext():
             yield
 
@@ -307,7 +312,7 @@ class BufferBook:
         used = read_buffers(call) if before else frozenset()
         writers = [each for each in before if not used.isdisjoint(map(id, written_buffers(each).values()))]
         if not writers:
-            return True
+            return self.shared.stale([call], on_host=True) is None
         try:
             return self._settle([each for each in before if each.number <= writers[-1].number]) is None
         except EarlyReadError:  # a call of another model cannot be replayed, whose results are arguments
@@ -320,10 +325,11 @@ class BufferBook:
 
     def _pending(self) -> List[Operation]:
         """Return the calls that have not been replayed, in their order; entries that no update awaits are dropped."""
-        for number in list(self._replays):
+        for number in list(self.replays):
             if not is_awaited(self.waiting[number]):
-                del self._replays[number], self.waiting[number]
-        return [call for number, call in sorted(self.waiting.items()) if number not in self._replays]
+                self.shared.note([self.waiting[number]])
+                del self.replays[number], self.waiting[number]
+        return [call for number, call in sorted(self.waiting.items()) if number not in self.replays]
 
     def _settle(
         self, calls: Sequence[Operation], older: bool = False, changing: Optional[BufferBook] = None
@@ -342,16 +348,17 @@ class BufferBook:
         was_settling, self._is_settling = self._is_settling, True
         try:
             for call in calls:
-                if call.number not in self.waiting or call.number in self._replays:
+                if call.number not in self.waiting or call.number in self.replays:
                     continue
                 problem = self._calls.problem_of(call, self._passed, older)
                 if problem is not None:
                     return problem
                 replay = self._calls.replay(*_made_from(call))
                 if is_awaited(call):
-                    self._replays[call.number] = replay
+                    self.replays[call.number] = replay
                 else:
                     call.settle(replay.results)
+                    self.shared.note([call])
                     del self.waiting[call.number]
                 if not older:
                     self._weights.host_changed()
@@ -385,7 +392,7 @@ def _settle_others(changing: BufferBook, made: Container[int] = (), kept: bool =
         if calls and kept:
             with contextlib.suppress(EarlyReadError):  # a call that they get results of cannot be replayed
                 book._settle([call for call in pending if call.number <= calls[-1].number], changing=changing)
-        book._passed |= {call.number for call in calls if not book.replay_of(call)} & book.waiting.keys()
+        book._passed |= {call.number for call in calls if call.number not in book.replays} & book.waiting.keys()
 
 
 def _made_from(call: Operation) -> Tuple[Sequence[Operation], Dict[Operation, List[torch.Tensor]]]:
@@ -396,7 +403,7 @@ def _made_from(call: Operation) -> Tuple[Sequence[Operation], Dict[Operation, Li
         book = None if each.model is None else _book_of(each)
         if book is not None and each.signature.writes:
             book.before_read()
-            known[each] = book._replays[each.number].results
+            known[each] = book.replays[each.number].results
     return chain, known
 
 
@@ -435,7 +442,10 @@ def _book_of(call: Operation) -> BufferBook:
 
 
 def _write_the_same(one: Operation, other: Operation) -> bool:
-    return one.model is other.model and bool({*one.signature.writes} & {*other.signature.writes})
+    if one.model is other.model:
+        return not {*one.signature.writes}.isdisjoint(other.signature.writes)
+    written = set(map(id, written_buffers(one).values()))
+    return not written.isdisjoint(map(id, written_buffers(other).values()))
 
 
 def _comes_between(call: Operation, others: Sequence[Operation]) -> bool:

@@ -11,7 +11,7 @@ from ignite_ipu.deferred.events import IGNORING, CaptureObserver
 from ignite_ipu.deferred.model.capturing_class import CAPTURE, capturing_class
 from ignite_ipu.deferred.model.fused_updates import FusedUpdates
 from ignite_ipu.deferred.model.host_updates import HostUpdates
-from ignite_ipu.deferred.model.joined import joined_by_optimizers
+from ignite_ipu.deferred.model.joined import join, joined_by_optimizers
 from ignite_ipu.deferred.model.loop import Loop, Setup, Updates
 from ignite_ipu.deferred.model.model import CapturedModel, owner_of
 from ignite_ipu.program.config import IPUConfig
@@ -39,10 +39,10 @@ def capture_model(
     if existing is not None:
         return existing
     owners = owners_of(named_tensors(model).values())
-    for part in [owner for owner in owners if owner.loop.is_untrained and _is_within(owner.model, model)]:
+    for part in [loop for loop in {owner.loop for owner in owners} if _is_part(loop, model)]:
         # It was called for the shape of its result, or evaluated, before the model that it is a part of.
-        part.loop.close(optimizers=False)
-        owners.discard(part)
+        part.close(optimizers=False)
+        owners = {owner for owner in owners if owner.loop is not part}
     part_of = next((owner.loop for owner in owners if _is_within(model, owner.model)), None)
     setup = setup_of(config, postponed, clip_remedy, observer)
     capture = CapturedModel(model, setup, part_of)
@@ -50,6 +50,9 @@ def capture_model(
     model.__dict__[CAPTURE] = capture
     own_class: Any = type(model)
     model.__class__ = capturing_class(own_class)
+    others = {other.loop: None for other in capture.others_with_buffers()}
+    if others:
+        join([*others, capture.loop])
     return capture
 
 
@@ -77,13 +80,18 @@ def consists_of_captured(model: nn.Module) -> bool:
     """Return whether a model has trained weights of other captured ones, of none of which it is a part."""
     owners = owners_of(named_tensors(model).values())
     within = any(_is_within(model, owner.model) for owner in owners)
-    return not within and not all(owner.loop.is_untrained and _is_within(owner.model, model) for owner in owners)
+    return not within and not all(_is_part(owner.loop, model) for owner in owners)
 
 
 def owners_of(tensors: Iterable[torch.Tensor]) -> Set[CapturedModel]:
     """Return the captured models that have some tensors."""
     with DisableTorchFunctionSubclass():
         return {owner for owner in map(owner_of, tensors) if owner is not None}
+
+
+def _is_part(loop: Loop, model: nn.Module) -> bool:
+    """Return whether a model has all models of a loop, none of which was trained."""
+    return loop.has_no_updates and all(_is_within(part.model, model) for part in loop.models)
 
 
 def _is_within(part: nn.Module, whole: nn.Module) -> bool:

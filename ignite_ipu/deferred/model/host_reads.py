@@ -50,9 +50,9 @@ class HostReads:
         return bool(loop.buffers.begin_on_host(call))
 
     def known(self, operations: Sequence[Operation]) -> Mapping[Operation, List[torch.Tensor]]:
-        """Return the results of those operations that were replayed for their buffers: the host has later ones now."""
-        replays = [(each, self._loop.buffers.replay_of(each)) for each in operations]
-        return {each: replay.results for each, replay in replays if replay is not None}
+        """Return the results of those operations that were replayed: the host has later buffers by now."""
+        replays = self._loop.buffers.replays
+        return {each: replays[each.number].results for each in operations if each.number in replays}
 
     def check_weights(self) -> None:
         """Record writes into weights; refuse to compute with them if the device is ahead of the loop."""
@@ -64,6 +64,7 @@ class HostReads:
         loop = self._loop
         loop.edits.look()
         loop.edits.check(operations, loop, "The read", unless_kept=loop.updates.on_host)
+        loop.buffers.shared.check(operations, on_host=True)
 
     def show_weights(self, operations: Sequence[Operation]) -> None:
         """Copy the newest weights to the host, and refuse operations that were recorded before others were written."""

@@ -1,8 +1,8 @@
 """Loops that become one: an encoder and a decoder, two towers, a frozen backbone and its head.
 
 To PyTorch their models are separate modules; PopTorch compiles one. So they become the children of one module as soon
-as one optimizer holds parameters of several, or a loss is computed with frozen ones, and each stays the object that the
-user calls.
+as one optimizer holds parameters of several, a loss is computed with frozen ones, or they have a buffer in common, and
+each stays the object that the user calls.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
-def join(loops: Sequence[Loop], reason: str) -> Loop:
-    """Return the loop that several become from now on, the trained ones first; `reason` begins messages."""
+def join(loops: Sequence[Loop]) -> Loop:
+    """Return the loop that several become from now on, the trained ones first."""
     first, *others = loops
     if not others:
         return first
@@ -59,7 +59,7 @@ def joined_by_optimizers(models: Sequence[CapturedModel], line: Line) -> List[Lo
     loops = list(dict.fromkeys(model.loop for model in models))
     # The trained ones come first.
     loops.sort(key=lambda loop: not is_held(loop.module) and _is_frozen(loop))
-    loops = [join(loops, f"The loss at {line} is computed by")]
+    loops = [join(loops)]
     known = [(each, loop) for each, loop in zip(optimizers, map(_loop_of, optimizers)) if loop is not None]
     for optimizer, loop in sorted(known, key=lambda pair: not _holds_all(*pair)):
         if isinstance(loop.updates, FusedUpdates) and not _overlapping(optimizer, loop):
@@ -114,7 +114,7 @@ def _overlapping(optimizer: torch.optim.Optimizer, loop: Loop) -> List[torch.opt
 def _loop_of(optimizer: torch.optim.Optimizer) -> Optional[Loop]:
     """Return the loop whose parameters an optimizer holds, after joining it from several where need be."""
     loops = loops_of(held_tensors(optimizer))
-    return join(loops, f"The {type(optimizer).__name__} holds parameters of") if loops else None
+    return join(loops) if loops else None
 
 
 def _is_frozen(loop: Loop) -> bool:

@@ -157,7 +157,7 @@ class KeptWeights:
         for operation in operations:
             # An update begins with the buffers that a replayed call began with.
             written = {id(buffer) for buffer in written_buffers(operation).values()}
-            replayed = self._loop.buffers.replay_of(operation) is not None
+            replayed = operation.number in self._loop.buffers.replays
             for key in weights_of(operation) & self._changed.keys():
                 stale = operation.number <= self._changed[key]
                 if key in written:

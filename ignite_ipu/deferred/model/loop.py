@@ -275,9 +275,12 @@ class Loop:
     @property
     def is_untrained(self) -> bool:
         """True if it has one model, and nothing was trained, by this model or together with others."""
-        if self.now is not self or len(self.models) != 1:
-            return False
-        return not (self.updates.pending or self.updates.is_ahead or self.updates.has_trained)
+        return len(self.models) == 1 and self.has_no_updates
+
+    @property
+    def has_no_updates(self) -> bool:
+        """True if no model of it was trained, by itself or together with others."""
+        return self.now is self and not (self.updates.pending or self.updates.is_ahead or self.updates.has_trained)
 
     @property
     def compilations(self) -> int:
@@ -288,6 +291,7 @@ class Loop:
         """Make a captured model one of the loop."""
         model.follow(self)
         self.models.append(model)
+        self.buffers.shared.add(model.model.buffers())
         self.session.serve(model.model)
 
     def begin_again(self) -> bool:

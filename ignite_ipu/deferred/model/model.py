@@ -111,6 +111,9 @@ class CapturedModel:
         except ReplacedError:
             if not self.loop.begin_again():
                 raise
+            others = self.others_with_buffers()
+            if others:
+                self.loop.setup.join([*others, self], current_line())
             result = answer(args, kwargs)
         if OBSERVERS and not records:
             for observer in OBSERVERS:
@@ -156,6 +159,12 @@ class CapturedModel:
         return any(map(awaits_backward, deferred_values((args, kwargs)))) or (
             torch.is_grad_enabled() and any(value.live for value in all_values((args, kwargs)))
         )
+
+    def others_with_buffers(self) -> List[CapturedModel]:
+        """Return models of other loops that have buffers of this one: each buffer is to be in one book."""
+        with DisableTorchFunctionSubclass():
+            owners = dict.fromkeys(map(owner_of, self.model.buffers()))
+        return [owner for owner in owners if owner is not None and owner.loop is not self.loop]
 
     @property
     def is_frozen(self) -> bool:

@@ -1,4 +1,4 @@
-"""Buffers of two models in the same memory have PyTorch's values, whichever of the models writes them."""
+"""Buffers that two models have, or in the same memory, have PyTorch's values, whichever of the models writes them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ignite_ipu import IPUConfig, create_ipu_evaluator, create_ipu_trainer, ipu_prepare
+from ignite_ipu.errors import CaptureError
 
 X = [torch.randn(4, 3, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
 MEMORY: List[Callable[[torch.Tensor], torch.Tensor]] = [
@@ -125,3 +126,184 @@ def test_a_trainer_and_an_evaluator_of_another_model() -> None:
         return results
 
     assert outputs(native=False) == pytest.approx(outputs(native=True), rel=1e-4)
+
+
+def trunk_and_heads() -> List[nn.Module]:
+    """Two models with one trunk, whose statistics calls of both write."""
+    torch.manual_seed(0)
+    trunk = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    return [nn.Sequential(trunk, nn.Linear(4, 3)), nn.Sequential(trunk, nn.Linear(4, 1))]
+
+
+Step = Callable[[List[nn.Module], List[Any], Callable[[Any], None]], None]
+"""Makes a step of models with their optimizers, and notes values and models."""
+
+
+def noted(make: Callable[[], List[nn.Module]], joint: bool, step: Step, update: Optional[str]) -> List[torch.Tensor]:
+    """Return what three steps note, by one optimizer or by one for each model; None as `update` is plain PyTorch."""
+    models = make()
+    parameters = {id(each): index for index, model in reversed([*enumerate(models)]) for each in model.parameters()}
+    every = {id(each): each for model in models for each in model.parameters()}
+    groups = [[every[key] for key, index in parameters.items() if joint or index == of] for of in range(len(models))]
+    optimizers = [torch.optim.SGD(group, lr=0.1) for group in groups[: 1 if joint else None]]
+    if update is not None:
+        for index, optimizer in enumerate(optimizers):
+            prepared = models if joint else [models[index]]
+            ipu_prepare(optimizer, *prepared, config=IPUConfig(update=update))  # type: ignore[call-overload]
+    found: List[torch.Tensor] = []
+
+    def note(what: Any) -> None:
+        state = what.state_dict().values() if isinstance(what, nn.Module) else [what]
+        found.extend(each.detach().clone().float() for each in state)
+
+    torch.manual_seed(1)
+    for _ in range(3):
+        step(models, optimizers, note)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+    for model in models:
+        note(model)
+    return [torch.as_tensor(each.tolist()) for each in found]
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(6, 3)
+
+
+def both(models: List[nn.Module], optimizers: List[Any], note: Callable[[Any], None]) -> None:
+    loss = models[0](batch()).square().mean() + models[1](batch()).square().mean()
+    loss.backward()
+    optimizers[0].step()
+    note(loss)
+    note(models[1])
+
+
+def one_after_the_other(models: List[nn.Module], optimizers: List[Any], note: Callable[[Any], None]) -> None:
+    loss = models[1](models[0](batch())).square().mean()
+    loss.backward()
+    optimizers[0].step()
+    note(models[1])
+
+
+def left_calls(models: List[nn.Module], optimizers: List[Any], note: Callable[[Any], None]) -> None:
+    x = batch()
+    models[1](batch())
+    loss = models[0](x).square().mean()
+    models[1](x)
+    loss.backward()
+    optimizers[0].step()
+    note(models[1])
+
+
+def read_between(models: List[nn.Module], optimizers: List[Any], note: Callable[[Any], None]) -> None:
+    first, second = models[0](batch()).square().mean(), models[1](batch()).square().mean()
+    first.backward()
+    note(models[1])
+    second.backward()
+    optimizers[0].step()
+    note(models[0])
+
+
+def evaluated_between(models: List[nn.Module], optimizers: List[Any], note: Callable[[Any], None]) -> None:
+    loss = models[0](batch()).square().mean()
+    models[1].eval()
+    with torch.no_grad():
+        note(models[1](torch.ones(2, 3)))
+    models[1].train()
+    loss.backward()
+    optimizers[0].step()
+    note(models[0])
+
+
+def in_turns(models: List[nn.Module], optimizers: List[Any], note: Callable[[Any], None]) -> None:
+    for model, optimizer in zip(models, optimizers):
+        for each in optimizers:
+            each.zero_grad()
+        loss = model(batch()).square().mean()
+        loss.backward()
+        optimizer.step()
+        note(loss)
+        note(models[0])
+
+
+def read_before_updates(models: List[nn.Module], optimizers: List[Any], note: Callable[[Any], None]) -> None:
+    first, second = models[0](batch()), models[1](batch())
+    note(models[0])
+    second.square().mean().backward()
+    optimizers[1].step()
+    optimizers[1].zero_grad()
+    note(models[1])
+    first.square().mean().backward()
+    optimizers[0].step()
+    note(models[0])
+
+
+@pytest.mark.parametrize("update", ["device", "auto", "host"])
+@pytest.mark.parametrize("step", [both, one_after_the_other, left_calls, read_between, evaluated_between])
+def test_statistics_of_a_shared_trunk(step: Step, update: str) -> None:
+    expected = noted(trunk_and_heads, True, step, None)
+    torch.testing.assert_close(noted(trunk_and_heads, True, step, update), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("update", ["device", "auto", "host"])
+def test_statistics_of_a_shared_trunk_with_two_optimizers(update: str) -> None:
+    expected = noted(trunk_and_heads, False, in_turns, None)
+    torch.testing.assert_close(noted(trunk_and_heads, False, in_turns, update), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("update", ["auto", "host"])
+def test_statistics_that_are_read_before_the_updates_of_two_optimizers(update: str) -> None:
+    expected = noted(trunk_and_heads, False, read_before_updates, None)
+    found = noted(trunk_and_heads, False, read_before_updates, update)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_call_for_two_updates_of_a_shared_trunk_is_refused_on_a_device() -> None:
+    """The second update would begin with statistics that the first has written."""
+    with pytest.raises(CaptureError, match=r"computes the model at .* once more, which has written the buffer"):
+        noted(trunk_and_heads, False, read_before_updates, "device")
+
+
+@pytest.mark.parametrize("update", ["auto", "host"])
+def test_a_trunk_that_a_model_gets_while_it_is_trained(update: str) -> None:
+    def step(models: List[nn.Module], optimizers: List[Any], note: Callable[[Any], None]) -> None:
+        models[1][0] = models[0][0]  # type: ignore[operator,index]
+        in_turns(models, optimizers, note)
+        first, second = models[0](batch()).mean(), models[1](batch()).mean()
+        note(models[1])
+        (first + second).backward()
+
+    def apart() -> List[nn.Module]:
+        return [trunk_and_heads()[0], trunk_and_heads()[1]]
+
+    expected = noted(apart, False, step, None)
+    torch.testing.assert_close(noted(apart, False, step, update), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("update", ["device", "auto", "host"])
+def test_a_call_reads_a_buffer_that_a_later_call_of_another_model_writes_first(update: str) -> None:
+    """Nothing has the buffer as the call has read it: other numbers are refused."""
+
+    def step(models: List[nn.Module], optimizers: List[Any], note: Callable[[Any], None]) -> None:
+        reading, writing = models[1](batch()), models[0](batch())
+        writing.mean().backward()
+        optimizers[0].step()
+        reading.mean().backward()
+        optimizers[1].step()
+
+    with pytest.raises(CaptureError, match="reads buffers that a later call of another model has written since"):
+        noted(lambda: pair(MEMORY[0], True), False, step, update)
+
+
+@pytest.mark.parametrize("update", ["device", "auto", "host"])
+def test_calls_of_one_update_read_a_buffer_before_and_after_a_call_writes_it(update: str) -> None:
+    def step(models: List[nn.Module], optimizers: List[Any], note: Callable[[Any], None]) -> None:
+        losses = [models[index](batch()).square().mean() for index in (1, 0, 1)]
+        sum(losses).backward()  # type: ignore[union-attr]
+        optimizers[0].step()
+        for loss in losses:
+            note(loss)
+
+    expected = noted(lambda: pair(MEMORY[0], True), True, step, None)
+    found = noted(lambda: pair(MEMORY[0], True), True, step, update)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
