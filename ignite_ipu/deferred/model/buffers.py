@@ -313,10 +313,7 @@ class BufferBook:
         writers = [each for each in before if not used.isdisjoint(map(id, written_buffers(each).values()))]
         if not writers:
             return self.shared.stale([call], on_host=True) is None
-        try:
-            return self._settle([each for each in before if each.number <= writers[-1].number]) is None
-        except EarlyReadError:  # a call of another model cannot be replayed, whose results are arguments
-            return False
+        return self._settle([each for each in before if each.number <= writers[-1].number]) is None
 
     @property
     def is_settled(self) -> bool:
@@ -324,11 +321,11 @@ class BufferBook:
         return not self._pending()
 
     def _pending(self) -> List[Operation]:
-        """Return the calls that have not been replayed, in their order; entries that no update awaits are dropped."""
+        """Return the calls that have not been replayed, in their order; replays that no update awaits are settled."""
         for number in list(self.replays):
             if not is_awaited(self.waiting[number]):
                 self.shared.note([self.waiting[number]])
-                del self.replays[number], self.waiting[number]
+                self.waiting.pop(number).settle(self.replays.pop(number).results)
         return [call for number, call in sorted(self.waiting.items()) if number not in self.replays]
 
     def _settle(
@@ -350,7 +347,7 @@ class BufferBook:
             for call in calls:
                 if call.number not in self.waiting or call.number in self.replays:
                     continue
-                problem = self._calls.problem_of(call, self._passed, older)
+                problem = self._calls.problem_of(call, self._passed, older) or _settle_before(call, self, older)
                 if problem is not None:
                     return problem
                 replay = self._calls.replay(*_made_from(call))
@@ -390,9 +387,23 @@ def _settle_others(changing: BufferBook, made: Container[int] = (), kept: bool =
         pending = [] if book is changing or book._is_settling else book._pending()
         calls = [call for call in pending if any(map(is_of_book, chain_of(call)))]
         if calls and kept:
-            with contextlib.suppress(EarlyReadError):  # a call that they get results of cannot be replayed
-                book._settle([call for call in pending if call.number <= calls[-1].number], changing=changing)
+            book._settle([call for call in pending if call.number <= calls[-1].number], changing=changing)
         book._passed |= {call.number for call in calls if call.number not in book.replays} & book.waiting.keys()
+
+
+def _settle_before(call: Operation, own: BufferBook, older: bool) -> Optional[str]:
+    """Replay the calls that a call of a book is computed from and that write buffers; returns why one cannot be."""
+    for each in sorted(chain_of(call), key=by_number)[:-1]:
+        if each.model is None or not each.signature.writes:
+            continue
+        book = _book_of(each)
+        before = [other for other in book._pending() if other.number <= each.number]
+        problem = book._settle(before, older and book is own)
+        if problem is None and not (each.done or each.number in book.replays):
+            problem = each.problem or "no update can be of it any more"
+        if problem is not None:
+            return f"it is computed from the call at {each.line}, which the host cannot replay: {problem}"
+    return None
 
 
 def _made_from(call: Operation) -> Tuple[Sequence[Operation], Dict[Operation, List[torch.Tensor]]]:
@@ -400,10 +411,8 @@ def _made_from(call: Operation) -> Tuple[Sequence[Operation], Dict[Operation, Li
     known: Dict[Operation, List[torch.Tensor]] = {}
     chain = sorted(chain_of(call), key=by_number)
     for each in chain[:-1]:
-        book = None if each.model is None else _book_of(each)
-        if book is not None and each.signature.writes:
-            book.before_read()
-            known[each] = book.replays[each.number].results
+        if each.model is not None and each.signature.writes:
+            known[each] = _book_of(each).replays[each.number].results
     return chain, known
 
 

@@ -17,11 +17,15 @@ UPDATES = ["device", "auto", "host"]
 
 
 class Pair:
-    """An encoder, a decoder that writes statistics of batches, and the values that the loop has seen."""
+    """An encoder, a decoder that writes statistics of batches, and the values that the loop has seen.
 
-    def __init__(self, update: str) -> None:
+    The encoder writes such statistics, too, if it is `normalised`.
+    """
+
+    def __init__(self, update: str, normalised: bool = False) -> None:
         torch.manual_seed(0)
-        self.encoder = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3))
+        norm = nn.BatchNorm1d(6) if normalised else nn.LayerNorm(6)
+        self.encoder = nn.Sequential(nn.Linear(4, 6), norm, nn.Tanh(), nn.Linear(6, 3))
         self.decoder = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 4))
         self.encoding = torch.optim.SGD(self.encoder.parameters(), lr=0.5)
         self.decoding = torch.optim.Adam(self.decoder.parameters(), lr=0.05)
@@ -38,10 +42,10 @@ class Pair:
         return F.mse_loss(self.decoder(self.encoder(x)), x)
 
 
-def check_native(loop: Callable[[Pair], None], update: str) -> None:
+def check_native(loop: Callable[[Pair], None], update: str, normalised: bool = False) -> None:
     seen: Dict[str, List[Any]] = {}
     for each in ("eager", update):
-        pair = Pair(each)
+        pair = Pair(each, normalised)
         torch.manual_seed(1)
         loop(pair)
         pair.look()
@@ -184,3 +188,48 @@ def test_a_value_is_read_after_a_call_that_no_loss_is_of(make: Callable[[], nn.M
     """The first call has written buffers, and nothing can go backward through it."""
     expected = losses_of_two_calls(make, "eager", [0], keeps=False)
     torch.testing.assert_close(losses_of_two_calls(make, update, [0], keeps=False), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("reads_first", [False, True])
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_call_that_is_computed_from_one_without_an_update(joined: bool, reads_first: bool, update: str) -> None:
+    """Both write statistics, and the gradients of the first call are cleared before its update."""
+
+    def loop(pair: Pair) -> None:
+        if joined:
+            pair.reconstruct().backward()  # type: ignore[no-untyped-call]
+            pair.encoding.step()
+            pair.decoding.step()
+        for _ in range(3):
+            code = pair.encoder(torch.randn(6, 4))
+            kept = pair.decoder(code.detach())
+            code.pow(2).mean().backward()
+            if reads_first:
+                pair.seen.append(copy.deepcopy(pair.encoder.state_dict()))
+            pair.encoding.zero_grad()
+            pair.seen.append(copy.deepcopy(pair.decoder.state_dict()))
+            pair.look()
+            del kept
+
+    check_native(loop, update, normalised=True)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_an_update_of_a_call_that_an_unused_call_is_computed_from(update: str) -> None:
+    """One loop trains both models, and both write statistics."""
+
+    def loop(pair: Pair) -> None:
+        for number in range(4):
+            code = pair.encoder(torch.randn(6, 4))
+            result = pair.decoder(code)
+            loss = result.pow(2).mean() if number == 0 else code.pow(2).mean()
+            del result
+            loss.backward()
+            pair.encoding.step()
+            pair.decoding.step()
+            pair.encoding.zero_grad()
+            pair.decoding.zero_grad()
+            pair.look()
+
+    check_native(loop, update, normalised=True)
