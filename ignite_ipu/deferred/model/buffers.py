@@ -23,7 +23,7 @@ from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.call_replays import CallReplays, Replay, chain_of, is_awaited
 from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.deferred.model.shared_buffers import SharedBuffers
-from ignite_ipu.errors import CaptureError, EarlyReadError, listed
+from ignite_ipu.errors import CaptureError, EarlyReadError, IPUError, listed
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.tensors.raw import plain
@@ -207,7 +207,7 @@ class BufferBook:
         numbers = [each.number for each in operations if each.number in self.waiting]
         waiting = {number: self.waiting[number] for number in numbers}
         replays = {number: self.replays[number] for number in numbers if number in self.replays}
-        overwritten = dict(self._overwritten)
+        overwritten, passed = dict(self._overwritten), self._passed.intersection(numbers)
 
         def restore() -> None:
             for call in waiting.values():
@@ -215,6 +215,7 @@ class BufferBook:
             taken = {number: self._taken[number] for number in numbers if number in self._taken}
             self.replays.update({**replays, **taken})
             self._overwritten.update(overwritten)
+            self._passed |= passed
 
         return restore
 
@@ -363,6 +364,18 @@ class BufferBook:
         finally:
             self._is_settling = was_settling
         return None
+
+
+@contextlib.contextmanager
+def restored_if_refused(book: BufferBook, operations: Sequence[Operation]) -> Iterator[None]:
+    """Restore the entries of operations in a book if their update in the `with` block is refused."""
+    restore, done = book.state_of(operations), [each.done for each in operations]
+    try:
+        yield
+    except IPUError:
+        if done == [each.done for each in operations]:
+            restore()
+        raise
 
 
 def others_wait(book: BufferBook) -> bool:

@@ -36,7 +36,7 @@ from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, 
 from ignite_ipu.deferred.graph.owners import held_tensors, parameter_of
 from ignite_ipu.deferred.graph.state import Older, Values, draws, trained_in, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
-from ignite_ipu.deferred.model.buffers import BOOKS
+from ignite_ipu.deferred.model.buffers import BOOKS, restored_if_refused
 from ignite_ipu.deferred.model.kept_weights import KeptWeights
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import average, note_backward
@@ -206,11 +206,12 @@ class HostGradients:
             loop.buffers.before_read()
         except EarlyReadError as error:
             raise CaptureError(f"{what} {error} {remedy}") from None
-        loop.buffers.before_update([loss], loop, waits=True, steps=False)
-        older = begin_again(operations)
-        retained = {each for each in operations if loss.retained and each.signature.trains}
-        leave_uses(operations)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(restored_if_refused(loop.buffers, operations))
+            loop.buffers.before_update([loss], loop, waits=True, steps=False)
+            older = begin_again(operations)
+            retained = {each for each in operations if loss.retained and each.signature.trains}
+            leave_uses(operations)
             stack.enter_context(loop.buffers.in_update(operations))
             keep_buffers(operations, retained, retained.__contains__, loop.session.weights)
             if older:
@@ -231,9 +232,15 @@ class HostGradients:
 
     def _compute(self, loss: Loss, keeps: Callable[[Operation], bool], before: Optional[Values] = None) -> Gradients:
         """Have the device compute the gradients of a loss, after a look for edits."""
+        buffers = self._loop.buffers
+        if not buffers.waiting:
+            return self._computed(loss, keeps, before)
+        with restored_if_refused(buffers, loss.operations):
+            buffers.before_update([loss], self._loop, waits=True, steps=False)
+            return self._computed(loss, keeps, before)
+
+    def _computed(self, loss: Loss, keeps: Callable[[Operation], bool], before: Optional[Values]) -> Gradients:
         loop, operations = self._loop, loss.operations
-        if loop.buffers.waiting:
-            loop.buffers.before_update([loss], loop, waits=True, steps=False)
         if loop.edits.older:
             self._kept.follow_edits()
         if before is None:

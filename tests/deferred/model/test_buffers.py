@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ignite_ipu import IPUConfig, ipu_prepare
+from ignite_ipu.errors import CaptureError
 
 UPDATES = ["device", "auto", "host"]
 
@@ -233,3 +234,41 @@ def test_an_update_of_a_call_that_an_unused_call_is_computed_from(update: str) -
             pair.look()
 
     check_native(loop, update, normalised=True)
+
+
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("reads_first", [False, True])
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_loop_goes_on_after_a_refused_backward(trains: bool, reads_first: bool, writes: bool) -> None:
+    """The call that the refused loss has in common with the loop's own writes its statistics once."""
+
+    def seen(captured: bool) -> List[Any]:
+        torch.manual_seed(0)
+        model, other = normalised(), normalised()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if captured:
+            ipu_prepare(model, optimizer, config=IPUConfig(update="host"))
+            ipu_prepare(other, torch.optim.SGD(other.parameters(), lr=0.1), config=IPUConfig(update="host"))
+        found: List[Any] = []
+        for _ in range(2):
+            optimizer.zero_grad()
+            first = model(torch.randn(6, 4))
+            first.mean().backward(retain_graph=True)
+            if writes:
+                with torch.no_grad():
+                    model[3].weight.mul_(0.5)
+            second = model(torch.randn(6, 4))
+            if reads_first:
+                found.append(copy.deepcopy(model.state_dict()))
+            if captured:
+                with pytest.raises(CaptureError):
+                    (first + second).mean().backward()
+            found.append(copy.deepcopy((model.state_dict(), other.state_dict())))
+            found.append(other(torch.randn(6, 4)).mean().item())
+            if trains:
+                second.pow(2).mean().backward()
+                optimizer.step()
+            found.append(copy.deepcopy(model.state_dict()))
+        return found
+
+    torch.testing.assert_close(seen(True), seen(False), rtol=1e-4, atol=1e-6)
