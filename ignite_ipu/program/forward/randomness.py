@@ -64,9 +64,10 @@ def state_of(value: Any) -> Hashable:
     if type(value) is random.Random:
         return value.getstate()
     if type(value) is np.random.RandomState:
-        state: Any = value.get_state()
-        name, words, *rest = state
-        return name, words.tobytes(), *rest
+        state: Any = value.get_state(legacy=False)
+        if state["bit_generator"] != "MT19937":
+            return pickle.dumps(state)
+        return state["state"]["key"].tobytes(), state["state"]["pos"], state["has_gauss"], state["gauss"]
     if isinstance(value, GENERATORS):
         source: Any = value.bit_generator if isinstance(value, np.random.Generator) else value
         states = [getattr(source, name)() for name in ("getstate", "get_state") if hasattr(source, name)]

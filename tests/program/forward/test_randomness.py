@@ -71,6 +71,7 @@ DRAWS = {
     "numpy.random.Generator: draw": lambda: (lambda _: GLOBAL.normal(), None),
     "numpy.random.Generator": lambda: (lambda draw: draw(), np.random.default_rng().random),
     "RandomState": lambda: (lambda rng: rng.rand(), np.random.RandomState()),
+    "a numpy.random.mtrand.RandomState": lambda: (lambda rng: rng.rand(), np.random.RandomState(np.random.PCG64())),
     "PCG64": lambda: (lambda bits: bits.random_raw() % 2, np.random.PCG64()),
     "a random.Random:": lambda: (lambda rngs: rngs["inputs"][0].gauss(0, 1), {"inputs": [random.Random()]}),
     "itertools.cycle": lambda: (next, itertools.cycle([0.1, 0.2])),
@@ -181,16 +182,17 @@ def test_draws_are_found_and_undone():
         random.Random(0),
         np.random.default_rng(0),
         np.random.RandomState(0),
+        np.random.RandomState(np.random.PCG64(0)),
         np.random.PCG64(0),
     ]
     before = list(map(state_of, rngs))
 
     def draw():
-        own = [rngs[2].random(), rngs[3].random(), rngs[4].rand(), rngs[5].random_raw()]
+        own = [rngs[2].random(), rngs[3].random(), rngs[4].rand(), rngs[5].rand(), rngs[6].random_raw()]
         return [random.random(), np.random.rand(), torch.rand(1).item()], own
 
     with draws_put_back():
         result, _ = draw()
-        assert len(moved(rngs, before)) == 6
+        assert len(moved(rngs, before)) == 7
     assert generator_states() == tuple(before[:2])
     assert draw()[0] == result
