@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import torch
@@ -120,5 +121,5 @@ class ShownState:
 
 
 def _contents(value: torch.Tensor) -> bytes:
-    """Return the bytes of a tensor: PyTorch counts no writes through `.data`, an array or a view from before."""
-    return bytes(value.detach().reshape(-1).view(torch.uint8).numpy())
+    """Return a digest of a tensor: PyTorch counts no writes through `.data`, an array or a view from before."""
+    return hashlib.blake2b(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()).digest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import logging
+import tracemalloc
 from typing import Any, Callable, Dict, List
 
 import numpy as np
@@ -126,3 +127,44 @@ def test_state_that_is_saved_or_dropped_costs_no_copies() -> None:
     for _ in range(3):
         update(model, optimizer)
     assert (backend.poptorch().counters() - before).optimizer_state_downloads == 0
+
+
+def test_writes_into_held_state_are_found_without_a_copy_of_it() -> None:
+    """Through an array, which PyTorch does not count, and in a large state."""
+
+    def seen(captures: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 20_000)
+        optimizer = OPTIMIZERS["momentum"](model.parameters())
+        if captures:
+            ipu_prepare(optimizer, model)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(X).square().mean().backward()
+            optimizer.step()
+
+        step()
+        tracemalloc.start()  # of Python's memory and numpy's
+        held = optimizer.state_dict()["state"][0]["momentum_buffer"].numpy()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < held.nbytes / 2
+        held[:] = np.arange(4)
+        step()
+        return model.weight.detach().clone()
+
+    torch.testing.assert_close(seen(True), seen(False), rtol=1e-4, atol=1e-6)
+
+
+def test_state_with_gaps_in_memory() -> None:
+    """A loop may put any tensor into the state of its optimizer, such as every second row of another one."""
+
+    def seen(captures: bool) -> List[float]:
+        model, optimizer = prepared(OPTIMIZERS["momentum"], captures)
+        update(model, optimizer)
+        optimizer.state[model.bias]["momentum_buffer"] = torch.arange(4.0)[::2]
+        update(model, optimizer)
+        return numbers(model.state_dict())
+
+    assert seen(True) == pytest.approx(seen(False), rel=1e-4, abs=1e-6)
