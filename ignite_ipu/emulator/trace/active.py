@@ -74,6 +74,9 @@ def module_calls_followed(*followers: Follower) -> Iterator[None]:
 
     All at once: PyTorch's class of modules is changed, which has Python go through all classes of modules.
     """
+    if not followers:
+        yield
+        return
     # PyTorch's hooks will not do: after a forward that raises, older versions call none, and newer ones not always.
     original: Any = nn.Module.__call__
 
@@ -81,12 +84,14 @@ def module_calls_followed(*followers: Follower) -> Iterator[None]:
     def called(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         if active() is None:
             return original(module, *args, **kwargs)
-        for calls, entry in followers:
-            calls.append(entry(module))
+        entered: List[List[Any]] = []
         try:
+            for calls, entry in followers:
+                calls.append(entry(module))
+                entered.append(calls)
             return original(module, *args, **kwargs)
         finally:
-            for calls, _ in followers:
+            for calls in entered:
                 calls.pop()
 
     with isolation.replaced(nn.Module, "__call__", called):

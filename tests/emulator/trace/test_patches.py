@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, List
+
+import pytest
 import torch
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
+from ignite_ipu.emulator.trace.active import module_calls_followed, running
 
 X = torch.randn(2, 4)
 
@@ -56,3 +60,22 @@ def test_modules_are_called_as_before_after_a_trace():
     before = nn.Module.__call__
     poptorch.inferenceModel(Resilient(Failing()))(X)
     assert nn.Module.__call__ is before
+
+
+def test_modules_are_called_as_before_where_nothing_follows_them():
+    before = nn.Module.__call__
+    with module_calls_followed():
+        assert nn.Module.__call__ is before
+
+
+def test_entries_are_removed_where_one_of_them_fails():
+    """The call of a module raises the error, and leaves no entry of it."""
+    calls: List[Any] = []
+
+    def failing(module: nn.Module) -> Any:
+        raise ValueError("no entry")
+
+    with module_calls_followed((calls, lambda module: "entry"), ([], failing)):
+        with running(object()), pytest.raises(ValueError, match="no entry"):
+            nn.Identity()(X)
+    assert calls == []
