@@ -122,4 +122,4 @@ class ShownState:
 
 def _contents(value: torch.Tensor) -> bytes:
     """Return a digest of a tensor: PyTorch counts no writes through `.data`, an array or a view from before."""
-    return hashlib.blake2b(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()).digest()
+    return hashlib.blake2b(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data).digest()

@@ -119,9 +119,9 @@ class Input:
             self._shape = Shape.of(self.tensor, False)
         return self._shape
 
-    def set_aside(self) -> None:
-        """Keep a copy of the weight, which the host has newest, since it is about to change."""
-        self.weight, self.tensor = self.tensor, plain(self.tensor).clone()
+    def set_aside(self, value: torch.Tensor) -> None:
+        """Keep a copy of the weight's value for the operation, since the weight is about to change or has done so."""
+        self.weight, self.tensor = self.tensor, plain(value).clone()
         self.parameter = self.model = None
         self.writes = version_of(self.tensor)
 

@@ -36,7 +36,7 @@ from ignite_ipu.program.forward.left_behind import Place
 from ignite_ipu.program.guards.saved_attributes import SavedAttributes
 from ignite_ipu.program.reached import reached
 from ignite_ipu.program.tensors.strides import with_strides
-from ignite_ipu.program.user_code import Line
+from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 by_number: Callable[[Operation], int] = operator.attrgetter("number")
@@ -159,15 +159,37 @@ def keep_weights(loops: Sequence[CapturedLoop]) -> None:
 
     Of a function whose weights were written since, the loop has the earlier values, or refuses a later use.
     """
-    for use in list(USES.values()):
-        operation = use()
-        for leaf in () if operation is None else operation.leaves:
+    found: Dict[Operation, List[Input]] = {}
+    for operation in [each for each in [use() for use in list(USES.values())] if each is not None]:
+        for leaf in operation.leaves:
             if type(leaf) is Input and leaf.model is not None and leaf.model.loop in loops:
-                try:
-                    leaf.model.loop.reads.show_weights([operation])
-                except CaptureError:
-                    break
-                leaf.set_aside()
+                found.setdefault(operation, []).append(leaf)
+    for loop in {leaf.model.loop for leaves in found.values() for leaf in leaves if leaf.model is not None}:
+        loop.reads.show_weights(())
+    for operation, leaves in found.items():
+        thens = [leaf.model.loop.reads.weights_then(operation) for leaf in leaves if leaf.model is not None]
+        values = {id(weight): value for then in thens for weight, value in then or ()}
+        for leaf in leaves if None not in thens else ():
+            leaf.set_aside(values.get(id(leaf.tensor), leaf.tensor))
+
+
+def weight_then(leaf: Input, operation: Operation) -> torch.Tensor:
+    """Return a weight, of which the host has the newest values, as an operation that reads it was called with it.
+
+    Raises:
+        CaptureError: It has changed since, and the value from before is unknown.
+    """
+    assert leaf.model is not None
+    loop = leaf.model.loop
+    loop.reads.check_unwritten([operation])
+    then = loop.reads.weights_then(operation)
+    if then is None:
+        raise CaptureError(
+            f"A value computed at {operation.line} is read at {current_line()}, and weights of {loop.name} that it was "
+            "computed with have changed since. Their values at that time are unknown. Read the value before weights "
+            "change, as by item(), or compute it anew."
+        )
+    return next((value for weight, value in then if weight is leaf.tensor), leaf.tensor)
 
 
 def _agree(mine: Mapping[int, Any], others: Mapping[int, Any]) -> bool:
@@ -486,11 +508,12 @@ def replayed(
 
 
 def shown_input(leaf: Input, operation: Operation) -> torch.Tensor:
-    """Return the tensor of an input that has not been written into since, with the newest weights."""
+    """Return the tensor of an input that has not been written into since; of a weight, with its value at that time."""
     leaf.check(operation.line, late=True)
-    if leaf.model is not None:
-        leaf.model.loop.reads.show_weights([operation])
-    return leaf.tensor
+    if leaf.model is None:
+        return leaf.tensor
+    leaf.model.loop.reads.show_weights([operation])
+    return weight_then(leaf, operation)
 
 
 def keep_inputs(operations: Iterable[Operation], every: bool = False) -> None:

@@ -147,18 +147,22 @@ class WeightEdits:
 
         With `unless_kept`, it is enough that the previous values are known.
         """
-        for operation in operations:
-            if operation.number > self._newest[unless_kept] or operation.number > self._last(operation, unless_kept):
-                continue
-            weights = [leaf for leaf in operation.leaves if isinstance(leaf, Input) and leaf.parameter is not None]
-            if weights or operation.model is not None:
-                raise CaptureError(
-                    f"{what} at {current_line()} uses values computed at {operation.line}, and weights or buffers "
-                    f"of {loop.name} were written after that. The device computes a loss and its update together, "
-                    "from the weights of the update. Write into weights after optimizer.step(), or before the model "
-                    "is called. An optimizer of two steps, as sharpness-aware minimisation (SAM) has, runs with "
-                    "IPUConfig(update='host'), in which backward() brings the gradients back."
-                )
+        written = next((each for each in operations if self.is_written(each, unless_kept)), None)
+        if written is not None:
+            raise CaptureError(
+                f"{what} at {current_line()} uses values computed at {written.line}, and weights or buffers "
+                f"of {loop.name} were written after that. The device computes a loss and its update together, "
+                "from the weights of the update. Write into weights after optimizer.step(), or before the model "
+                "is called. An optimizer of two steps, as sharpness-aware minimisation (SAM) has, runs with "
+                "IPUConfig(update='host'), in which backward() brings the gradients back."
+            )
+
+    def is_written(self, operation: Operation, unless_kept: bool = False) -> bool:
+        """Return whether weights of an operation were written since, by the last look, as `check` refuses it."""
+        if operation.number > self._newest[unless_kept] or operation.number > self._last(operation, unless_kept):
+            return False
+        weights = any(isinstance(leaf, Input) and leaf.parameter is not None for leaf in operation.leaves)
+        return weights or operation.model is not None
 
 
 def _older(pairs: Edited, written: Dict[int, Tuple[int, int]], counted: Set[int]) -> List[Older]:

@@ -321,12 +321,12 @@ class FusedUpdate:
         loop.edits.check(operations, loop)
         if loop.evaluations.waiting:
             loop.evaluations.before_weights_change(but=set(operations))
+        if USES:
+            keep_weights([loop])
         in_update = None if buffers.is_empty else buffers.in_update(operations)
         restore = None if in_update is None else buffers.state_of(operations)
         if in_update is not None:
             buffers.before_update(chosen, loop, waits=not self.makes_all)
-        if USES:
-            keep_weights([loop])
         done = [each.done for each in operations]
         try:
             if in_update is None:

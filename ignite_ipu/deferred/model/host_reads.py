@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, Sequence
+from typing import Any, List, Mapping, Optional, Sequence
 
 import torch
 
 from ignite_ipu.deferred.graph.operations import Operation
+from ignite_ipu.deferred.graph.state import Values
 from ignite_ipu.errors import logger
 from ignite_ipu.program.user_code import Line
 
@@ -65,6 +66,15 @@ class HostReads:
         loop.edits.look()
         loop.edits.check(operations, loop, "The read", unless_kept=loop.updates.on_host)
         loop.buffers.shared.check(operations, on_host=True)
+
+    def weights_then(self, operation: Operation) -> Optional[Values]:
+        """Return the weights that have changed since an operation used them, as they were; None if some are lost."""
+        loop = self._loop
+        loop.edits.look()
+        if loop.edits.is_written(operation, unless_kept=loop.updates.on_host):
+            return None
+        then: Optional[Values] = loop.updates.weights.then(operation)
+        return then
 
     def show_weights(self, operations: Sequence[Operation]) -> None:
         """Copy the newest weights to the host, and refuse operations that were recorded before others were written."""

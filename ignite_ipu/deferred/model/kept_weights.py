@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 
 from ignite_ipu.deferred.compiled.replayed_losses import saved_by
-from ignite_ipu.deferred.graph.operations import CLOCK, Operation, by_number
+from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, by_number
 from ignite_ipu.deferred.graph.state import Older, Values, trained_in, weights_of, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.loop import Loop
@@ -228,8 +228,9 @@ class KeptWeights:
             self._last_change = max(self._last_change, older.taken)
 
     def _release(self) -> None:
-        """Discard previous weights that no loss which may still go backward depends on."""
-        first = min((each.number for each in self._pending()), default=None)
+        """Discard previous weights that no loss which may still go backward depends on, and no function's result."""
+        uses = [each for each in [use() for use in USES.values()] if each is not None and not each.done]
+        first = min((each.number for each in [*self._pending(), *uses]), default=None)
         self._older = [] if first is None else [each for each in self._older if each.taken >= first]
 
     def _value_then(self, key: int, operation: Operation) -> Any:

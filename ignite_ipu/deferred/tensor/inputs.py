@@ -47,7 +47,7 @@ def input_of(tensor: torch.Tensor, line: Line) -> Input:
         return Input(tensor, Shape.of(tensor, requires_grad(tensor)), name, model)
     if is_weight(tensor):
         weight = Input(tensor, Shape.of(tensor, True), "")
-        weight.set_aside()
+        weight.set_aside(tensor)
         return weight
     differentiated = requires_grad(tensor) and torch.is_grad_enabled()
     if differentiated and not tensor.is_leaf:

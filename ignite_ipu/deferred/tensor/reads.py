@@ -8,7 +8,7 @@ import torch
 
 from ignite_ipu.capabilities.traced import SAMPLED
 from ignite_ipu.deferred.graph.leaves import Input
-from ignite_ipu.deferred.graph.operations import NORM, Operation, Value, replayed, shown_input
+from ignite_ipu.deferred.graph.operations import NORM, Operation, Value, replayed, shown_input, weight_then
 from ignite_ipu.deferred.graph.owners import Captured, CapturedLoop
 from ignite_ipu.deferred.graph.step_graph import CALL, Loss, ancestors
 from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
@@ -83,7 +83,9 @@ def _of_weights(value: Value) -> torch.Tensor:
 
     def tensor_of(leaf: Input, operation: Operation) -> torch.Tensor:
         tensor = shown_input(leaf, operation)
-        return tensor if leaf.weight is None else torch.Tensor.detach(tensor).requires_grad_()
+        if leaf.weight is None and tensor is leaf.tensor:
+            return tensor
+        return torch.Tensor.detach(tensor).requires_grad_(leaf.shape.requires_grad)
 
     with torch.enable_grad():
         results = replayed(ancestors(value), tensor_of)
@@ -132,9 +134,7 @@ def _computed_on_host(
         loop.reads.check_unwritten(operations)
 
     def tensor_of(leaf: Input, operation: Operation) -> torch.Tensor:
-        then = leaf.model.loop.updates.weights.then(operation) if leaf.model is not None else None
-        tensor = next((value for weight, value in then or () if weight is leaf.tensor), leaf.tensor)
-        return torch.Tensor.detach(tensor)
+        return torch.Tensor.detach(leaf.tensor if leaf.model is None else weight_then(leaf, operation))
 
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         before = torch.get_rng_state()

@@ -345,3 +345,46 @@ def balanced(update: Optional[str], penalty: bool) -> List[torch.Tensor]:
 def test_gradients_of_a_value_of_weights_alone(update: str, penalty: bool) -> None:
     """The host has its graph: `torch.autograd.grad` gives PyTorch's values, by hooks that are called once."""
     torch.testing.assert_close(balanced(update, penalty), balanced(None, penalty), rtol=1e-4, atol=1e-6)
+
+
+WRITES: List[Callable[[Any, Any], Any]] = [
+    lambda model, optimizer: None,
+    lambda model, optimizer: model.load_state_dict({name: 2 * each for name, each in model.state_dict().items()}),
+    lambda model, optimizer: model(X),
+    lambda model, optimizer: (optimizer.zero_grad(), model(X).square().mean().backward(), optimizer.step()),
+    lambda model, optimizer: model[0].bias.data.add_(1.0),
+]
+
+
+@pytest.mark.parametrize("update", ["device", "auto", "host"])
+@pytest.mark.parametrize("later", range(len(WRITES)))
+@pytest.mark.parametrize("written", ["weight", "bias"])
+@pytest.mark.parametrize("together", [False, True])
+def test_a_value_of_weights_that_were_written_since(together: bool, written: str, later: int, update: Any) -> None:
+    """It has the weights of its time, whatever else the loop writes before it is read, or is refused on the device."""
+
+    def seen(captured: bool) -> List[float]:
+        model = Network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if captured:
+            ipu_prepare(optimizer, model, config=IPUConfig(update=update))
+        found = []
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(X).square().mean().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            first = model[0]
+            if together:
+                value = F.linear(torch.ones(1, 6), first.weight, first.bias).sum()  # type: ignore[arg-type]
+            else:
+                value = first.weight.pow(2).sum() * first.bias.sum()  # type: ignore[operator,union-attr]
+            getattr(first, written).data[0] = 3.0
+            WRITES[later](model, optimizer)
+            if captured and update != "host":
+                with pytest.raises(CaptureError, match="weights or buffers of Network were written after that"):
+                    value.item()
+                break
+            found.append(value.item())
+        return found
+
+    assert seen(True) == pytest.approx(seen(False) if update == "host" else [], rel=1e-5)
