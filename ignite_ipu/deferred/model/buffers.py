@@ -340,9 +340,10 @@ class BufferBook:
         if not calls:
             return None
         if not older:
-            models = [each for call in calls for each in chain_of(call) if each.model is not None]
-            for book in {self, *map(_book_of, models)} - {changing}:
-                book._edits.look()  # which may settle them
+            models = {each for call in calls for each in chain_of(call) if each.model is not None}
+            for book in dict.fromkeys([self, *map(_book_of, sorted(models, key=by_number))]):
+                if book is not changing:
+                    book._edits.look()  # which may settle them
         was_settling, self._is_settling = self._is_settling, True
         try:
             for call in calls:
