@@ -72,7 +72,8 @@ class BufferBook:
     def record(self, call: Operation) -> None:
         """Note a call that will write buffers."""
         self.waiting[call.number] = call
-        self.shared.has_writers = True
+        if not self.shared.has_writers:
+            self.shared.note_writer()
         BOOKS.add(self)
 
     def merge(self, other: BufferBook) -> None:

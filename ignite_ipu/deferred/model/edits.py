@@ -147,7 +147,10 @@ class WeightEdits:
 
         With `unless_kept`, it is enough that the previous values are known.
         """
-        written = next((each for each in operations if self.is_written(each, unless_kept)), None)
+        newest = self._newest[unless_kept]
+        written = next(
+            (each for each in operations if each.number <= newest and self.is_written(each, unless_kept)), None
+        )
         if written is not None:
             raise CaptureError(
                 f"{what} at {current_line()} uses values computed at {written.line}, and weights or buffers "

@@ -232,42 +232,37 @@ class HostGradients:
 
     def _compute(self, loss: Loss, keeps: Callable[[Operation], bool], before: Optional[Values] = None) -> Gradients:
         """Have the device compute the gradients of a loss, after a look for edits."""
-        buffers = self._loop.buffers
-        if not buffers.waiting:
-            return self._computed(loss, keeps, before)
-        with restored_if_refused(buffers, loss.operations):
-            buffers.before_update([loss], self._loop, waits=True, steps=False)
-            return self._computed(loss, keeps, before)
-
-    def _computed(self, loss: Loss, keeps: Callable[[Operation], bool], before: Optional[Values]) -> Gradients:
         loop, operations = self._loop, loss.operations
-        if loop.edits.older:
-            self._kept.follow_edits()
-        if before is None:
-            loop.edits.check(operations, loop, "The gradient", unless_kept=True)
-            before = self._kept.values_then(operations)
-        older = [*before, *begin_again(operations)]
-        retained = {each for each in operations if loss.retained and keeps(each)}
-        if USES:
-            leave_uses(operations)
-        try:
-            with contextlib.nullcontext() if loop.buffers.is_empty else loop.buffers.in_update(operations):
-                keep_buffers(operations, retained, keeps, loop.session.weights)
-                if not older:
-                    return self._training.compute([loss], keeps)
-                weights = loop.session.weights
-                # Their values on the host are the same after the call.
-                with weights.with_others(older):
-                    found = self._training.compute([loss], keeps)
-                    weights.to_host()
-                    buffers = [each for operation in operations for each in written_buffers(operation).values()]
-                    written = {id(each): plain(each).clone() for each in buffers}
-                    return dataclasses.replace(found, written=written)
-        except BaseException as error:
-            for operation in operations:
-                if not operation.done:
-                    operation.problem = f"the device call failed: {type(error).__name__}: {error}"
-            raise
+        with restored_if_refused(loop.buffers, operations) if loop.buffers.waiting else contextlib.nullcontext():
+            if loop.buffers.waiting:
+                loop.buffers.before_update([loss], loop, waits=True, steps=False)
+            if loop.edits.older:
+                self._kept.follow_edits()
+            if before is None:
+                loop.edits.check(operations, loop, "The gradient", unless_kept=True)
+                before = self._kept.values_then(operations)
+            older = [*before, *begin_again(operations)]
+            retained = {each for each in operations if loss.retained and keeps(each)}
+            if USES:
+                leave_uses(operations)
+            try:
+                with contextlib.nullcontext() if loop.buffers.is_empty else loop.buffers.in_update(operations):
+                    keep_buffers(operations, retained, keeps, loop.session.weights)
+                    if not older:
+                        return self._training.compute([loss], keeps)
+                    weights = loop.session.weights
+                    # Their values on the host are the same after the call.
+                    with weights.with_others(older):
+                        found = self._training.compute([loss], keeps)
+                        weights.to_host()
+                        buffers = [each for operation in operations for each in written_buffers(operation).values()]
+                        written = {id(each): plain(each).clone() for each in buffers}
+                        return dataclasses.replace(found, written=written)
+            except BaseException as error:
+                for operation in operations:
+                    if not operation.done:
+                        operation.problem = f"the device call failed: {type(error).__name__}: {error}"
+                raise
 
 
 class HostUpdates:

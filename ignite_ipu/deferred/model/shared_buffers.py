@@ -27,31 +27,33 @@ class SharedBuffers:
 
     Attributes:
         has_writers: Whether any call was recorded that writes buffers.
+        are_written: Whether calls may have written some of these buffers, or may do so.
     """
 
     def __init__(self, waiting: Mapping[int, Operation], replays: Mapping[int, Any]) -> None:
         self._waiting, self._replays = waiting, replays
-        self.has_writers = False
+        self.has_writers = self.are_written = False
         self._seen: Set[int] = set()
         self._shared: Set[int] = set()
         # By `id`, the last calls that have written a buffer. All of an update's would have to be among them for an
         # older one to count.
         self._writers: Dict[int, Deque[int]] = {}
 
-    @property
-    def are_written(self) -> bool:
-        """True if calls may have written some of them, or may do so."""
-        return self.has_writers and bool(self._shared)
+    def note_writer(self) -> None:
+        """Note that a call was recorded that writes buffers."""
+        self.has_writers, self.are_written = True, bool(self._shared)
 
     def add(self, buffers: Iterable[torch.Tensor]) -> None:
         """Note the buffers of one more model."""
         ids = set(map(id, buffers))
         self._shared |= self._seen & ids
         self._seen |= ids
+        self.are_written = self.has_writers and bool(self._shared)
 
     def merge(self, other: SharedBuffers) -> None:
         """Take over the writes of a loop that is joined with this one."""
-        self.has_writers |= other.has_writers
+        if other.has_writers:
+            self.note_writer()
         for key, numbers in other._writers.items():
             self._writers.setdefault(key, deque(maxlen=_MOST_WRITERS)).extend(numbers)
 
