@@ -16,7 +16,7 @@ _MOST_WRITERS = 256
 
 
 class SharedBuffers:
-    """Which buffers several models of a loop have, and the calls that have written them.
+    """The buffers that several models of a loop have, and the calls that have written them.
 
     A call that does not write a buffer is not replayed with those that do. It cannot be computed after a later one of
     another model has written it, except together with it.
