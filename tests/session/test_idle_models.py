@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any, Tuple
 
 import pytest
@@ -35,8 +36,10 @@ def evaluate(model: nn.Module) -> float:
 
 
 @pytest.fixture
-def two_ipus(monkeypatch: Any) -> None:
+def two_ipus(monkeypatch: Any, tmp_path: Path) -> None:
+    """Have a machine of two IPUs, of which executors of other tests that wait to be collected hold none."""
     monkeypatch.setenv("IGNITE_IPU_EMULATED_IPUS", "2")
+    monkeypatch.setenv("IGNITE_IPU_RUNTIME_DIR", str(tmp_path))
 
 
 def test_five_models_train_one_after_another_on_two_ipus(two_ipus, caplog):

@@ -164,7 +164,7 @@ def _observed(kernel: _Kernel, args: Tuple[Any, ...], kwargs: Dict[str, Any], ki
 
 
 class _OnHost(DispatchMode):  # type: ignore[no-untyped-call]
-    """Asks the CPU's kernels, of zeros, where PyTorch has none for tensors without values: an older one lacks some."""
+    """Asks the CPU's kernels, of zeros and ones, where PyTorch has none without values: older versions lack some."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Mapping[str, Any]] = None
@@ -179,6 +179,8 @@ class _OnHost(DispatchMode):  # type: ignore[no-untyped-call]
 
             def sent(value: Any) -> Any:
                 host = _on_host(value)
+                if isinstance(host, torch.Tensor) and host.is_floating_point():
+                    host.fill_(1.0)  # probabilities are not all zero
                 metas[id(host)] = value
                 return host
 
