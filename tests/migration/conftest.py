@@ -36,6 +36,18 @@ def lines(findings) -> Callable[[str, str], List[int]]:
 
 
 @pytest.fixture
+def lines_in(lines) -> Callable[..., List[int]]:
+    """Give the lines of a loop's body, from 1, at which a rule finds something; a text has `{body}` in its place."""
+
+    def find(rule: str, text: str, *body: str) -> List[int]:
+        before = text[: text.index("{body}")].lstrip("\n").count("\n")
+        code = text.format(body="\n".join(f"            {each}" for each in body))
+        return [line - before for line in lines(rule, code)]
+
+    return find
+
+
+@pytest.fixture
 def traced(tmp_path) -> Callable[[str], List[Tuple[int, str]]]:
     """Return a function that gives the lines and rules of findings when the model of `make()` in a text is compiled."""
 

@@ -28,24 +28,18 @@ LOOP = """
 """
 
 
-def found_in(lines, *body):
-    """Return the numbers of the reported lines of a loop's body."""
-    text = LOOP.format(body="\n".join(f"            {line}" for line in body))
-    return [line - 17 for line in lines(RULE, text)]
-
-
-def test_transforms(lines):
+def test_transforms(lines_in):
     """A model, a function that calls one, and one behind functional_call."""
     body = (
         "loss = torch.vmap(model)(x).mean()",
         "slope = torch.func.jacrev(lambda v: model(v))(x)",
         "loss = loss + torch.func.grad(lambda v: loss_fn(v, x))(x).mean()",
     )
-    assert found_in(lines, *body) == [1, 2]
-    assert found_in(lines, "loss = model(x).mean()", "g = torch.func.grad(energy)(weights, x)") == [-2]
+    assert lines_in(RULE, LOOP, *body) == [1, 2]
+    assert lines_in(RULE, LOOP, "loss = model(x).mean()", "g = torch.func.grad(energy)(weights, x)") == [-2]
 
 
-def test_weights(lines):
+def test_weights(lines_in):
     """Those that are computed for one call; a model's own and unknown ones may be the model's."""
     body = (
         "moved = {name: weight - 0.1 for name, weight in model.named_parameters()}",
@@ -55,10 +49,10 @@ def test_weights(lines):
         "loss = loss + torch.func.functional_call(model, dict(model.named_parameters()), (x,)).mean()",
         "loss = loss + torch.func.functional_call(model, given, (x,)).mean()",
     )
-    assert found_in(lines, *body) == [2, 3, 4]
+    assert lines_in(RULE, LOOP, *body) == [2, 3, 4]
 
 
-def test_caches(lines):
+def test_caches(lines_in):
     """Of parametrized weights, where gradients are recorded."""
     body = (
         "with parametrize.cached():",
@@ -67,4 +61,4 @@ def test_caches(lines):
         "    with torch.no_grad():",
         "        seen = inner(x)",
     )
-    assert found_in(lines, *body) == [2]
+    assert lines_in(RULE, LOOP, *body) == [2]
