@@ -408,9 +408,7 @@ def _settle_others(changing: BufferBook, made: Container[int] = (), kept: bool =
 
 def _settle_before(call: Operation, own: BufferBook, older: bool) -> Optional[str]:
     """Replay the calls that a call of a book is computed from and that write buffers; returns why one cannot be."""
-    for each in sorted(chain_of(call), key=by_number)[:-1]:
-        if each.model is None or not each.signature.writes:
-            continue
+    for each in _writers(sorted(chain_of(call), key=by_number)[:-1]):
         book = _book_of(each)
         before = [other for other in book._pending() if other.number <= each.number]
         problem = book._settle(before, older and book is own)
@@ -421,13 +419,15 @@ def _settle_before(call: Operation, own: BufferBook, older: bool) -> Optional[st
     return None
 
 
+def _writers(operations: Sequence[Operation]) -> List[Operation]:
+    """Return those of some operations that are calls of models which write buffers."""
+    return [each for each in operations if each.model is not None and each.signature.writes]
+
+
 def _made_from(call: Operation) -> Tuple[Sequence[Operation], Dict[Operation, List[torch.Tensor]]]:
     """Return a call and what it is computed from, in order, with the results that are known on the host."""
-    known: Dict[Operation, List[torch.Tensor]] = {}
     chain = sorted(chain_of(call), key=by_number)
-    for each in chain[:-1]:
-        if each.model is not None and each.signature.writes:
-            known[each] = _book_of(each).replays[each.number].results
+    known = {each: _book_of(each).replays[each.number].results for each in _writers(chain[:-1])}
     return chain, known
 
 
