@@ -7,7 +7,7 @@ from typing import Any, FrozenSet, Optional, Sequence, Tuple
 from torch import nn
 
 from ignite_ipu.deferred.compiled.modes import Modes
-from ignite_ipu.deferred.graph.operations import ModesThen
+from ignite_ipu.deferred.graph.modes_then import ModesThen
 from ignite_ipu.deferred.graph.step_graph import MicroBatch
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.user_code import current_line

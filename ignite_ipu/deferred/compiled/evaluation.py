@@ -13,7 +13,7 @@ from ignite_ipu.deferred.compiled.memory import refuse_shared_between
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.places import Places, execution_of, one_after_another
 from ignite_ipu.deferred.compiled.step import CalledStep
-from ignite_ipu.deferred.graph.operations import ModesThen
+from ignite_ipu.deferred.graph.modes_then import ModesThen
 from ignite_ipu.deferred.graph.structure import Structure, flatten, refuse_sparse
 from ignite_ipu.deferred.tensor.deferred_values import resolved
 from ignite_ipu.errors import CaptureError, RowsError, logger

@@ -17,7 +17,8 @@ from ignite_ipu.deferred.compiled.replayed_losses import reached_by
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed, needed_values
 from ignite_ipu.deferred.compiled.update_gradients import UpdateGradients
-from ignite_ipu.deferred.graph.operations import ModesThen, Operation, keep_inputs
+from ignite_ipu.deferred.graph.modes_then import ModesThen
+from ignite_ipu.deferred.graph.operations import Operation, keep_inputs
 from ignite_ipu.deferred.graph.state import trained_in
 from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, StepGraph, Tape, describe_change
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known

@@ -24,7 +24,8 @@ import torch
 from ignite_ipu.deferred.compiled.splitting import asked_split
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed, needed_values
-from ignite_ipu.deferred.graph.operations import ModesThen, Operation
+from ignite_ipu.deferred.graph.modes_then import ModesThen
+from ignite_ipu.deferred.graph.operations import Operation
 from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch
 from ignite_ipu.deferred.tensor.device_gradient import note_returned
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known

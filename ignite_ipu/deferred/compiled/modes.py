@@ -8,7 +8,7 @@ from typing import Any, Container, Dict, Iterable, Iterator, List, Optional, Seq
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.graph.operations import ModesThen
+from ignite_ipu.deferred.graph.modes_then import ModesThen
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.guards.python_state import PythonState, is_training

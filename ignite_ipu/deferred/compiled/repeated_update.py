@@ -10,7 +10,8 @@ from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.training import explain_failure
 from ignite_ipu.deferred.compiled.update import CompiledUpdate, Place, keep_beside
 from ignite_ipu.deferred.compiled.update_gradients import UpdateGradients
-from ignite_ipu.deferred.graph.operations import CLOCK, ModesThen, finish_all, unknown_values
+from ignite_ipu.deferred.graph.modes_then import ModesThen
+from ignite_ipu.deferred.graph.operations import CLOCK, finish_all, unknown_values
 from ignite_ipu.deferred.graph.step_graph import Chain, Loss, MicroBatch, Tape
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
 from ignite_ipu.session.repeated_call import RepeatedCall

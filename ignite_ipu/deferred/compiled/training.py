@@ -18,7 +18,7 @@ from ignite_ipu.deferred.compiled.splitting import WHOLE, asked_split, checked_s
 from ignite_ipu.deferred.compiled.step import CapturedStep
 from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed
 from ignite_ipu.deferred.compiled.update_modes import UpdateModes
-from ignite_ipu.deferred.graph.operations import ModesThen
+from ignite_ipu.deferred.graph.modes_then import ModesThen
 from ignite_ipu.deferred.graph.step_graph import MicroBatch, StepGraphs
 from ignite_ipu.errors import CaptureError, out_of_memory
 from ignite_ipu.optimizers.conversion import Conversion

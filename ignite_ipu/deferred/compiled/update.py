@@ -9,15 +9,8 @@ from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 import torch
 
 from ignite_ipu.deferred.compiled.splitting import WHOLE, Split
-from ignite_ipu.deferred.graph.operations import (
-    CLOCK,
-    ModesThen,
-    Operation,
-    Value,
-    finish_all,
-    keep_inputs,
-    unknown_values,
-)
+from ignite_ipu.deferred.graph.modes_then import ModesThen
+from ignite_ipu.deferred.graph.operations import CLOCK, Operation, Value, finish_all, keep_inputs, unknown_values
 from ignite_ipu.deferred.graph.step_graph import MicroBatch, StepGraph
 from ignite_ipu.program.tensors.rows import join_tensors
 

@@ -8,7 +8,8 @@ from typing import Dict, FrozenSet, Optional, Sequence, Tuple
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.statistics import refuse_later_statistics
 from ignite_ipu.deferred.compiled.update import CompiledUpdate
-from ignite_ipu.deferred.graph.operations import ModesThen, Operation
+from ignite_ipu.deferred.graph.modes_then import FROZEN, ModesThen
+from ignite_ipu.deferred.graph.operations import Operation
 from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, modes_of_calls
 from ignite_ipu.errors import CaptureError
 
@@ -92,7 +93,7 @@ class UpdateModes:
                 if apart.of is not then.of and not then.agrees_with(apart):
                     differ = True
                     if not then.trains_like(apart) and (own is None or _has_weights_of(own, call)):
-                        first, problem = first_apart, "parameters were frozen or unfrozen"
+                        first, problem = first_apart, FROZEN
             problem = then.of.lost(then) if problem is None else problem
             if problem is not None:
                 raise CaptureError(

@@ -8,7 +8,8 @@ import torch
 
 from ignite_ipu.deferred.compiled.host_calls import call_first, called_on_host
 from ignite_ipu.deferred.events import IGNORING
-from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen, Operation, Value
+from ignite_ipu.deferred.graph.modes_then import ModesThen
+from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures
 from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten

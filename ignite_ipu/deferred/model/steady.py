@@ -15,7 +15,8 @@ from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
 from ignite_ipu.deferred.events import IGNORING
-from ignite_ipu.deferred.graph.operations import CLOCK, DIFFERENTIATED, USES, ModesThen, Operation
+from ignite_ipu.deferred.graph.modes_then import ModesThen
+from ignite_ipu.deferred.graph.operations import CLOCK, DIFFERENTIATED, USES, Operation
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.gradients import GradientBook
 from ignite_ipu.deferred.model.held_parameters import HeldParameters, list_of_group
