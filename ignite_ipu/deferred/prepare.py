@@ -12,7 +12,7 @@ from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.graph.owners import held_tensors
 from ignite_ipu.deferred.model.capturing import capture_model, captured
 from ignite_ipu.deferred.model.clipping import clip_gradients
-from ignite_ipu.deferred.model.optimizer import capture_optimizer, on_host
+from ignite_ipu.deferred.model.optimizer import capture_optimizer, steps_on_host
 from ignite_ipu.deferred.settings import refuse_for_capture
 from ignite_ipu.deferred.tensor.device_gradient import has_returned
 from ignite_ipu.errors import CaptureError
@@ -153,7 +153,7 @@ def host_step_reason(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -
 
 
 def _refuse_host_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    reason = None if on_host(optimizer) else host_step_reason(optimizer, args, kwargs)
+    reason = None if steps_on_host(optimizer) else host_step_reason(optimizer, args, kwargs)
     if reason is None:
         return
     raise CaptureError(

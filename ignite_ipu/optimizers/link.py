@@ -66,7 +66,6 @@ class OptimizerLink:
         types = [each.dtype for each in shown.parameters]
         self._device = DeviceState(conversion, own_names, shapes, types, copying, float(self.settings.loss_scaling))
         self.steps = shown.steps
-        self._device.compare_counts(shown.by_number(True), self.steps)
         # Checks come first: an optimizer whose link fails is unchanged.
         shows = not conversion.passed_through
         if shows and shown.state:
@@ -183,7 +182,6 @@ class OptimizerLink:
             raise
         self._shown.note_loaded()
         self.steps = self._shown.steps
-        self._device.compare_counts(self._shown.by_number(True), self.steps)
         self._send_state()
 
     @property
@@ -248,7 +246,6 @@ class OptimizerLink:
         """Send the state that the user's optimizer shows, to a program to be compiled that trains these parameters."""
         if self.conversion.passed_through:
             return
-        self._device.compare_counts(self._shown.by_number(True), self.steps)
         values = self._device.parts()["ipu_param"] or {}
         if values or self._shown.state:  # else neither has any yet
             self._send_state(strict=False, only=trainable)
@@ -275,10 +272,10 @@ class OptimizerLink:
         """Send the device the values that code has written into the state which the user's optimizer shows."""
         if self._shown.take_edits():
             self.steps = self._shown.steps
-            self._device.compare_counts(self._shown.by_number(True), self.steps)
             self._send_state(strict=False)
 
     def _send_state(self, strict: bool = True, only: Optional[Collection[str]] = None) -> None:
+        self._device.compare_counts(self._shown.by_number(True), self.steps)
         state = self._shown.by_number(every=strict)
         self._device.send(state, self._numbers.groups(), self.conversion.variable, only)
 

@@ -34,3 +34,12 @@ def test_a_sequence_of_each_refusal_is_shown_if_asked_for(
     monkeypatch.setattr(campaign, "outcome_of", lambda sequence, update, spread: Outcome("refused", "too large"))
     assert not play(Chunk(first=1, count=5, shows_refusals=True)).shows_fault
     assert capsys.readouterr().out == "1 refused: too large\n    1\n"
+
+
+def test_processes_share_the_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them, with the sums of one that plays all; some of these sequences are refused."""
+    monkeypatch.setattr(campaign, "_SIZE", 3)
+    chunk = Chunk(first=1000, count=6, update="device")
+    alone, shared = play(chunk), play(chunk, processes=2)
+    assert alone.kinds["refused"] and sum(alone.kinds.values()) == 6
+    assert (shared.kinds, shared.reasons) == (alone.kinds, alone.reasons)

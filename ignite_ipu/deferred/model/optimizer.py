@@ -59,9 +59,9 @@ def capture_optimizer(optimizer: torch.optim.Optimizer, alone: bool = False, set
     optimizer.__dict__["add_param_group"] = MethodType(_add_param_group, optimizer)
 
 
-def on_host(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether PyTorch makes the steps of an optimizer on the host."""
-    return bool(optimizer.__dict__[WATCH].on_host())
+def steps_on_host(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether PyTorch makes the next step of an optimizer, whose loops are all gathered on the host then."""
+    return bool(optimizer.__dict__[WATCH].gather_on_host())
 
 
 def is_differentiated_on_host(optimizer: torch.optim.Optimizer) -> bool:
@@ -107,10 +107,10 @@ class HeldWeights(SessionHooks):
         """True if further models may be captured that have some of the parameters, in their first calls."""
         return self._setup is None or self._setup.observer is not IGNORING
 
-    def on_host(self) -> List[HostUpdates]:
-        """Return the updates on the host of the loops that the optimizer steps; nothing for other loops.
+    def gather_on_host(self) -> List[HostUpdates]:
+        """Move updates of all loops that the optimizer steps to the host, if those of one loop are there.
 
-        If those of one loop are on the host, those of the others are from here on.
+        Returns the updates on the host, none if no loop has them there.
         """
         known = self._loop()
         if known is None or known.now is not known:
@@ -168,7 +168,7 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
             return _leave_device(self, last.loop, closure, (), error)
     update = None if last is None else known_update(self)
     if update is None:
-        on_host = self.__dict__[WATCH].on_host()
+        on_host = self.__dict__[WATCH].gather_on_host()
         if on_host:
             return _step_on_host(self, on_host, closure)
         update = None if closure is not None and _awaits_models(self) else captured_by(self)
@@ -196,7 +196,7 @@ def _leave_device(
         raise error
     loop.now.updates.leave_device(str(error), error)
     with _left_out(self, called):
-        return _step_on_host(self, self.__dict__[WATCH].on_host(), closure)
+        return _step_on_host(self, self.__dict__[WATCH].gather_on_host(), closure)
 
 
 @contextlib.contextmanager
@@ -232,12 +232,12 @@ def _step_that_captures(self: torch.optim.Optimizer, closure: Any) -> Any:
         calls = [closure]
 
         def call() -> Any:
-            before = self.__dict__[WATCH].on_host()
+            before = self.__dict__[WATCH].gather_on_host()
             loss = calls[-1]()
             for owner in () if before or len(calls) > 1 else owners_of(held_tensors(self)):
                 owner.loop.updates.leave_device(f"step() at {current_line()} evaluates the loss by a closure.")
             if len(calls) == 1:
-                for each in self.__dict__[WATCH].on_host():
+                for each in self.__dict__[WATCH].gather_on_host():
                     calls.append(stack.enter_context(each.stepping(self))(calls[-1]))
             return loss
 
@@ -281,7 +281,7 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
     if update is not None:
         update.zero_grad(self, set_to_none)
         return
-    on_host = self.__dict__[WATCH].on_host()
+    on_host = self.__dict__[WATCH].gather_on_host()
     if on_host and set_to_none and type(self).zero_grad is torch.optim.Optimizer.zero_grad:
         with DisableTorchFunctionSubclass():  # as PyTorch's method does, but without an access to watched parameters
             for parameter in held_tensors(self):

@@ -34,7 +34,7 @@ class ForwardAnalysis:
     """
 
     def __init__(self, file: ParsedFile) -> None:
-        self.names = file.names
+        self.file, self.names = file, file.names
         self.models = {model.name: model for model in file.models}
         self.functions = file.functions
         self.conditions = Conditions(file)
@@ -70,6 +70,10 @@ class ForwardAnalysis:
         self.with_gradients = True
         # The ways in which code around the walked one transforms the models that are called: kinds of facts.
         self.transforms: FrozenSet[str] = frozenset()
+
+    def records_gradients(self, node: ast.AST) -> bool:
+        """Return whether gradients are recorded at a node that is walked."""
+        return self.with_gradients and not self.file.without_gradients(node)
 
     def run_models(self, models: Sequence[Model]) -> None:
         """Analyse the forward of models; of parts of others once more only if those do not show what they give them."""

@@ -22,9 +22,10 @@ from ignite_ipu.migration.analysis.models import Model
 from ignite_ipu.migration.analysis.names import argument, constant, dotted, is_layer, unmoved, walk
 from ignite_ipu.migration.analysis.operators import is_dynamic, is_loss, is_refused
 from ignite_ipu.migration.analysis.parsed_file import WITHOUT_GRADIENTS
-from ignite_ipu.migration.analysis.sampled_values import DISTRIBUTION, DRAWN, SampledValues
+from ignite_ipu.migration.analysis.sampled_values import DISTRIBUTION, DRAWN, SampledValues, is_distribution
 from ignite_ipu.migration.analysis.scope import Environment, Scope
 from ignite_ipu.migration.analysis.training import BACKWARD, Training
+from ignite_ipu.migration.analysis.transformed_calls import TransformedCalls
 from ignite_ipu.migration.analysis.values import (
     CALL,
     MODULE,
@@ -52,7 +53,7 @@ class LoopAnalysis(ForwardAnalysis):
 
     def __init__(self, training: Training) -> None:
         super().__init__(training.file)
-        self.file, self.training = training.file, training
+        self.training = training
         self.losses_outside: Set[Fact] = set()
         # Selections by computed masks, each with the calls of models that the mask or the values come from.
         self.selections: Set[Tuple[Fact, FrozenSet[Fact]]] = set()
@@ -138,10 +139,11 @@ class _LoopStatements(SampledValues):
     """The statements of one function of the loop, or of the module."""
 
     def __init__(self, scope: Scope, analysis: LoopAnalysis, function: Function) -> None:
-        super().__init__(scope, analysis.file, analysis.named_models)
+        super().__init__(scope)
         self.analysis, self.function = analysis, function
         self.is_module = function.name == NO_FUNCTION
         self.held = HeldFunctions(analysis.file, function)
+        self.transformed = TransformedCalls(self, analysis.named_models, self.call_of)
 
     def block(self, statements: Sequence[ast.stmt]) -> None:
         self.analysis.followed.append(self.function)
@@ -160,7 +162,7 @@ class _LoopStatements(SampledValues):
             with self._without_gradients():
                 self.block(node.body)
             return
-        with self.within(entered):
+        with self.transformed.within(entered):
             super().statement(node)
 
     @contextlib.contextmanager
@@ -205,7 +207,7 @@ class _LoopStatements(SampledValues):
 
     def attribute(self, node: ast.Attribute, base: Value) -> Value:
         if base.kind is Kind.MODULE and self.scope.model is None:
-            weight = node.attr in ("weight", "bias") and self.with_gradients(node)
+            weight = node.attr in ("weight", "bias") and self.analysis.records_gradients(node)
             return _TRAINED if weight else MODULE
         if base.has_tensors and node.attr in ("data", "grad"):
             return _detached(base) if node.attr == "data" else UNKNOWN
@@ -228,9 +230,6 @@ class _LoopStatements(SampledValues):
         fact = Fact(kind, node, name, self.scope.where, self.scope.sure)
         if calls:
             self.analysis.selections.add((fact, calls))
-
-    def with_gradients(self, node: ast.AST) -> bool:
-        return self.analysis.with_gradients and not self.analysis.file.without_gradients(node)
 
     # Calls
 
@@ -285,7 +284,7 @@ class _LoopStatements(SampledValues):
             if asked is not None and _is_of_step(self.expression(asked)):
                 self.analysis.facts.add(_differentiated(self.scope, node, name))
             return UNKNOWN
-        self.transformed_call(node, name)
+        self.transformed.call(node, name)
         found = super().named_call(node, name, given)
         outside = "." in name and name.lstrip(".").split(".")[0] not in _LIBRARIES
         if outside and combined(given) is Origin.COMPUTED:
@@ -314,13 +313,15 @@ class _LoopStatements(SampledValues):
         if function.attr == "scale" and len(given) == 1 and not base.has_tensors:
             return given[0]  # by a GradScaler
         if base.kind is Kind.MODULE and self.scope.model is None:
-            if function.attr in ("parameters", "named_parameters") and self.with_gradients(node):
+            if function.attr in ("parameters", "named_parameters") and self.analysis.records_gradients(node):
                 return Value(Kind.TENSORS, Origin.COMPUTED)
             return UNKNOWN
         callee = None if base.has_tensors else self.analysis.training.host_functions.callee(node)
         if callee is not None:
             own = isinstance(self.analysis.file.parents[callee], ast.ClassDef)
             return self.analysis.call(callee, None, [UNKNOWN] * own + given, keywords, self.scope.sure)
+        if is_distribution(base):
+            return self.distribution_method(node, function.attr, base, given)
         return super().method_call(node, function, base, given, keywords)
 
     def _is_model(self, node: ast.Call) -> bool:
@@ -345,9 +346,9 @@ class _LoopStatements(SampledValues):
             return result(found.kind, values)
         name = dotted(node.func) or ""
         if self._is_model(node) or self._made(name) is not None:
-            self.note_transforms(node, node.func)
+            self.transformed.note(node, node.func)
         if self._is_model(node):
-            known = self.analysis.training.is_trained(name) and self.with_gradients(node)
+            known = self.analysis.training.is_trained(name) and self.analysis.records_gradients(node)
             found = result(Kind.TENSOR, values, None if not known else Origin.COMPUTED)
             called = Fact(CALL, node, name, self.scope.where)
             by = found.by | {called, replace(called, kind=WITH_GRADIENTS)}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from typing import Dict, List, Optional, Sequence
+from typing import Sequence
 
 from ignite_ipu.migration.analysis import tensor_methods
+from ignite_ipu.migration.analysis.forward import Statements
 from ignite_ipu.migration.analysis.kinds import Fact, Kind
 from ignite_ipu.migration.analysis.operators import is_refused
-from ignite_ipu.migration.analysis.transformed_calls import TransformedCalls
 from ignite_ipu.migration.analysis.values import CALL, WITH_GRADIENTS, Origin, Value, result
 from ignite_ipu.operators.words import word_set
 
@@ -26,7 +26,7 @@ _DRAWN_BY = {
 DRAWN, DISTRIBUTION, _READ = "drawn", "distribution", "sampled"
 
 
-class SampledValues(TransformedCalls):
+class SampledValues(Statements):
     """The statements of a loop's function, of which the reads of sampled values are noted.
 
     A sample has no gradients: a value that has some is another one, which the host computes.
@@ -42,19 +42,9 @@ class SampledValues(TransformedCalls):
             return made._replace(by=made.by | {Fact(DISTRIBUTION, node, last, "")} if made.by else made.by)
         return _sample(node, last, found) if name.startswith("torch.") and last in _DRAWS else found
 
-    def method_call(
-        self,
-        node: ast.Call,
-        function: ast.Attribute,
-        base: Value,
-        given: List[Value],
-        keywords: Dict[Optional[str], Value],
-    ) -> Value:
-        if base.kind is Kind.UNKNOWN and base.by and base.origin is Origin.COMPUTED:  # a distribution
-            if function.attr == "sample":
-                return self._drawn(node, base)
-            return result(Kind.TENSOR, [base, *given])
-        return super().method_call(node, function, base, given, keywords)
+    def distribution_method(self, node: ast.Call, name: str, base: Value, given: Sequence[Value]) -> Value:
+        """Return the result of a method of a distribution."""
+        return self._drawn(node, base) if name == "sample" else result(Kind.TENSOR, [base, *given])
 
     def _drawn(self, node: ast.Call, base: Value) -> Value:
         """Return a sample of a distribution, with the operator that draws it if that does not compile."""
@@ -62,7 +52,9 @@ class SampledValues(TransformedCalls):
         drawn_by = [_DRAWN_BY.get(fact.name) for fact in base.by if fact.kind == DISTRIBUTION]
         names = [f"torch.{each}" for each in drawn_by if each is not None]
         where, sure = self.scope.where, self.scope.sure
-        refused = {Fact("call", node, each, where, sure) for each in names if is_refused(self.file, each, node)}
+        refused = {
+            Fact("call", node, each, where, sure) for each in names if is_refused(self.scope.analysis.file, each, node)
+        }
         return found._replace(by=found.by | refused)
 
     def tensor_method(self, node: ast.Call, name: str, base: Value, given: Sequence[Value]) -> Value:
@@ -85,6 +77,11 @@ class SampledValues(TransformedCalls):
             and WITH_GRADIENTS not in kinds
         ):
             self.scope.analysis.facts.add(Fact(_READ, node, name, self.scope.where, self.scope.sure))
+
+
+def is_distribution(value: Value) -> bool:
+    """Return whether a value is a distribution of computed values: nothing else that is computed has no kind."""
+    return value.kind is Kind.UNKNOWN and bool(value.by) and value.origin is Origin.COMPUTED
 
 
 def _sample(node: ast.Call, name: str, value: Value) -> Value:

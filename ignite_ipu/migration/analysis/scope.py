@@ -11,6 +11,7 @@ from ignite_ipu.migration.analysis.conditions import Conditions, Runs
 from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, converts, parameters_of, reads
 from ignite_ipu.migration.analysis.models import Model
 from ignite_ipu.migration.analysis.names import Names, dotted, is_layer, walk
+from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.values import Origin, Value
 
 Environment = Dict[str, Value]
@@ -38,6 +39,7 @@ class OutsideCall(NamedTuple):
 class Followed(Protocol):
     """The file that expressions are a part of, and the facts found in it."""
 
+    file: ParsedFile
     names: Names
     models: Dict[str, Model]
     functions: Dict[str, Function]
@@ -49,6 +51,9 @@ class Followed(Protocol):
     transforms: FrozenSet[str]
     constructors: Dict[str, Function]
     titles: Dict[Function, str]
+
+    def records_gradients(self, node: ast.AST) -> bool:
+        """Return whether gradients are recorded at a node that is walked."""
 
     def call(
         self,
