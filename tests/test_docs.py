@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import linecache
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ import ignite.handlers
 import pytest
 from markdown_it import MarkdownIt
 
+from ignite_ipu import IPUConfig
 from tests.half_precision import needs_half_precision
 
 _ROOT = Path(__file__).parents[1]
@@ -102,3 +104,11 @@ def test_every_variable_that_is_read_is_in_the_table():
     # From `ignite-ipu launch` and `run` to the processes that they start.
     ours = {"IGNITE_IPU_STARTER", "IGNITE_IPU_JOB", "IGNITE_IPU_SPAWNED"}
     assert {found for found in read - ours if f"`{found}`" not in page} == set()
+
+
+def test_every_setting_is_in_the_table():
+    """Each field of `IPUConfig` once, in the first column, and no other name."""
+    page = (_ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    table = page.partition("| Setting | Effect |\n|---|---|\n")[2].partition("\n\n")[0]
+    named = [name for line in table.splitlines() for name in re.findall(r"`(\w+)`", line.split("|")[1])]
+    assert sorted(named) == sorted(field.name for field in dataclasses.fields(IPUConfig))
