@@ -70,8 +70,11 @@ class Gradients(Protocol):
     def show(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
         """Return `parameter.grad`."""
 
-    def put(self, parameter: torch.Tensor, gradient: Optional[torch.Tensor]) -> None:
-        """Follow `parameter.grad = gradient`, before it is done; None is for `del parameter.grad`, too."""
+    def put(self, parameter: torch.Tensor, gradient: Optional[torch.Tensor]) -> bool:
+        """Follow `parameter.grad = gradient`, before it is done; None is for `del parameter.grad`, too.
+
+        Returns False if it is the gradient that is there already.
+        """
 
 
 Edited = Sequence[Tuple[torch.Tensor, Optional[torch.Tensor]]]

@@ -63,6 +63,31 @@ def test_a_loop_of_accelerate(tmp_path):
     torch.testing.assert_close(ours, native, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("update", ["auto", "host"])
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.Adagrad, torch.optim.Adam])
+def test_a_closure_of_accelerate(kind, update):
+    """The step of an optimizer that accelerate wraps calls it."""
+    found = []
+    for make, settings in ((Accelerator, {"cpu": True}), (IPUAccelerator, {"config": IPUConfig(update=update)})):
+        forget()
+        accelerator, model = make(**settings), network()
+        model, optimizer = accelerator.prepare(model, kind(model.parameters(), lr=0.05))
+        losses = []
+
+        def closure(accelerator=accelerator, model=model, optimizer=optimizer, losses=losses):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(X[:8]), Y[:8])
+            accelerator.backward(loss)
+            losses.append(loss.detach())
+            return loss
+
+        for _ in range(3):
+            optimizer.step(closure)
+        found.append(([loss.item() for loss in losses], dict(accelerator.unwrap_model(model).state_dict())))
+    forget()
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.Rprop])
 def test_a_step_of_ignite(kind):
     found = []

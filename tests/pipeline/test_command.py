@@ -59,6 +59,16 @@ def test_modules_optimizers_and_inference(run, capsys):
     assert "inference on 2 x Bow" in capsys.readouterr().out
 
 
+def test_it_prints_the_copies_of_updates_on_the_host(run, capsys):
+    """Gradients of each micro-batch go to the host, and the weights come back once; an inference plan has none."""
+    assert run("planned_model:make", "--ipus", "1", "--ipus-per-replica", "1", "--global-batch", "16") == 0
+    weights = 8 * (64 * 64 + 64) * 4
+    copied = f"copies {4 * weights / 1e3:.0f} kB of gradients to the host and {weights / 1e3:.0f} kB of weights back"
+    assert f"with update='host' an update {copied}" in capsys.readouterr().out
+    assert run("planned_model:make", "--ipus", "1", "--inference") == 0
+    assert "update='host'" not in capsys.readouterr().out
+
+
 def test_nothing_fits(run, capsys):
     """The exit status and the message report it, with numbers."""
     assert run("planned_model:make", "--ipus", "2", "--memory", "10kB", "--usable", "0.5") == 1

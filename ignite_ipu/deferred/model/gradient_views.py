@@ -91,11 +91,20 @@ class GradientViews:
                 made.release = self._release
             return view
 
-    def put(self, parameter: torch.Tensor, gradient: Optional[torch.Tensor]) -> None:
-        """Follow `parameter.grad = gradient`, before it is done; None is for `del parameter.grad`, too."""
+    def put(self, parameter: torch.Tensor, gradient: Optional[torch.Tensor]) -> bool:
+        """Follow `parameter.grad = gradient`, before it is done; None is for `del parameter.grad`, too.
+
+        Returns False if it is the gradient that is there already.
+        """
         source = self._source()
-        if source is not None and not (gradient is not None and self.held.get(id(parameter)) is gradient):
+        with DisableTorchFunctionSubclass():
+            if gradient is not None and any(
+                each is gradient for each in (self.held.get(id(parameter)), gradient_of(parameter))
+            ):
+                return False
+        if source is not None:
             source.replace(parameter, gradient)
+        return True
 
     def clear(self, ids: Collection[int], available: bool) -> None:
         """Forget views of gradients that are None from now on; those that the loop holds keep their values, if any."""

@@ -269,7 +269,8 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
         if _replaces_gradient(func):
             for accesses in holder:
                 if accesses.gradients is not None:
-                    accesses.gradients.put(args[0], args[1] if args[1:] else None)
+                    if not accesses.gradients.put(args[0], args[1] if args[1:] else None):
+                        return None
                     break
         for accesses in holder:
             found = accesses.recorded(func, args, kwargs or {})

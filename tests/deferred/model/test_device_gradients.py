@@ -350,3 +350,27 @@ def test_gradients_belong_to_parameters_that_get_other_names(update: Any, rename
         return gradients_now(model)
 
     torch.testing.assert_close(seen(True), seen(False), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("update", ["device", "auto"])
+def test_a_gradient_that_is_assigned_to_its_own_parameter_stays_on_the_device(
+    update: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """PyTorch changes nothing, and the device goes on to make the updates."""
+
+    def weights(captures: bool) -> List[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 2)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        if captures:
+            ipu_prepare(optimizer, model, config=IPUConfig(update=update))
+        for number in range(3):
+            optimizer.zero_grad()
+            loss(model, number).backward()  # type: ignore[no-untyped-call]
+            for parameter in model.parameters():
+                parameter.grad = parameter.grad
+            optimizer.step()
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    torch.testing.assert_close(weights(True), weights(False), rtol=1e-4, atol=1e-6)
+    assert not [message for message in caplog.messages if "updated on the host" in message]
