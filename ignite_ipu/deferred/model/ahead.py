@@ -75,7 +75,7 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
             operations = [operation for loss in chosen for operation in loss.operations]
             restore = loop.buffers.state_of(operations)
             if not loop.buffers.is_empty:
-                loop.buffers.before_update(chosen, loop, waits=not update.makes_all)
+                loop.buffers.before_update(chosen, loop, None if update.makes_all else update.turn.reach.uses)
             _refuse_replayed(loop.buffers, operations)
             back = TakenBack.of(loop.session, optimizer, link)
         made = update.run(pending, update.gradients.entries)

@@ -151,18 +151,30 @@ class BufferBook:
             self._overwritten[id(buffer)] = _Overwritten(buffer, before, first, CLOCK.now)
 
     def before_update(
-        self, losses: Sequence[Loss], loop: CapturedLoop, waits: bool = False, steps: bool = True
+        self, losses: Sequence[Loss], loop: CapturedLoop, changes: Optional[Callable[[Operation], bool]] = None
     ) -> None:
         """Settle the pending calls that an update by some losses leaves out, or refuse the update.
 
-        If it `waits`, a call may wait for the update of another optimizer, if no call writes before it does. Without
-        `steps`, weights stay as they are.
+        `changes` returns whether the update changes weights that an operation computes with: `nothing` for gradients
+        alone, and None if it is of all weights. If it is given, a call may wait for the update of another optimizer, if
+        no call writes before it does.
         """
         operations = [operation for loss in losses for operation in loss.operations]
         made = {operation.number for operation in operations}
-        if steps:
+
+        def is_changed(call: Operation) -> bool:
+            return changes is None or any(changes(each) for each in chain_of(call) if each.number not in made)
+
+        if changes is not nothing:
             _settle_others(self, made)
-        later = [call for call in self.waiting.values() if call.number not in made and waits and is_awaited(call)]
+        later = [] if changes is None else [each for each in self.waiting.values() if each.number not in made]
+        later = [call for call in later if is_awaited(call)]
+        if later and not loop.updates.is_ahead:
+            # One that may go backward once its weights have changed is part of no update on the device.
+            awaited = {each for loss in loop.updates.pending for each in loss.operations}
+            passing = [call.number for call in later if call not in awaited and is_changed(call)]
+            with contextlib.suppress(EarlyReadError):  # a call that they get results of cannot be replayed
+                self._settle([call for call in self._pending() if call.number <= max(passing, default=0)])
         waiting = {call.number for call in later}
         pending = self._pending()
         left = [call for number, call in self.waiting.items() if number not in made and number not in waiting]
@@ -195,7 +207,8 @@ class BufferBook:
             self.waiting.pop(number, None)
         if not self.waiting:
             BOOKS.discard(self)
-        self._passed = set(self.waiting) if steps else self._passed & self.waiting.keys()
+        self._passed |= {number for number, call in self.waiting.items() if is_changed(call)}
+        self._passed &= self.waiting.keys()
 
     @property
     def is_empty(self) -> bool:
@@ -378,6 +391,11 @@ def restored_if_refused(book: BufferBook, operations: Sequence[Operation]) -> It
         if done == [each.done for each in operations]:
             restore()
         raise
+
+
+def nothing(operation: Operation) -> bool:
+    """Return that an update which gives gradients alone changes no weights that an operation computes with."""
+    return False
 
 
 def others_wait(book: BufferBook) -> bool:

@@ -326,7 +326,7 @@ class FusedUpdate:
         in_update = None if buffers.is_empty else buffers.in_update(operations)
         restore = None if in_update is None else buffers.state_of(operations)
         if in_update is not None:
-            buffers.before_update(chosen, loop, waits=not self.makes_all)
+            buffers.before_update(chosen, loop, None if self.makes_all else self.turn.reach.uses)
         done = [each.done for each in operations]
         try:
             if in_update is None:

@@ -36,7 +36,7 @@ from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, 
 from ignite_ipu.deferred.graph.owners import held_tensors, parameter_of
 from ignite_ipu.deferred.graph.state import Older, Values, draws, trained_in, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
-from ignite_ipu.deferred.model.buffers import BOOKS, restored_if_refused
+from ignite_ipu.deferred.model.buffers import BOOKS, nothing, restored_if_refused
 from ignite_ipu.deferred.model.kept_weights import KeptWeights
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import average, note_backward
@@ -208,7 +208,7 @@ class HostGradients:
             raise CaptureError(f"{what} {error} {remedy}") from None
         with contextlib.ExitStack() as stack:
             stack.enter_context(restored_if_refused(loop.buffers, operations))
-            loop.buffers.before_update([loss], loop, waits=True, steps=False)
+            loop.buffers.before_update([loss], loop, nothing)
             older = begin_again(operations)
             retained = {each for each in operations if loss.retained and each.signature.trains}
             leave_uses(operations)
@@ -235,7 +235,7 @@ class HostGradients:
         loop, operations = self._loop, loss.operations
         with restored_if_refused(loop.buffers, operations) if loop.buffers.waiting else contextlib.nullcontext():
             if loop.buffers.waiting:
-                loop.buffers.before_update([loss], loop, waits=True, steps=False)
+                loop.buffers.before_update([loss], loop, nothing)
             if loop.edits.older:
                 self._kept.follow_edits()
             if before is None:

@@ -126,6 +126,25 @@ def test_an_update_after_a_call_that_may_still_go_backward(update: str) -> None:
     check_native(loop, update)
 
 
+@pytest.mark.parametrize(("update", "reads"), [("device", False), *itertools.product(["auto", "host"], [False, True])])
+def test_a_call_that_is_kept_over_steps_of_its_weights(update: str, reads: bool) -> None:
+    """It goes backward in no update, and is let go before another optimizer steps."""
+
+    def loop(pair: Pair) -> None:
+        for _ in range(3):
+            kept = pair.reconstruct()
+            pair.reconstruct().backward()
+            pair.encoding.step()
+            if reads:
+                pair.seen.append(kept.item())
+            del kept
+            pair.decoding.step()
+            pair.encoding.zero_grad()
+            pair.decoding.zero_grad()
+
+    check_native(loop, update)
+
+
 class Counting(nn.Module):
     """A linear layer whose results depend on a count of its calls."""
 
