@@ -20,6 +20,7 @@ from ignite_ipu.deferred.graph.operations import CLOCK, Operation, by_number
 from ignite_ipu.deferred.graph.owners import CapturedLoop
 from ignite_ipu.deferred.graph.state import read_buffers, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.deferred.model.buffer_order import comes_between, is_read_before, may_wait, written_between
 from ignite_ipu.deferred.model.call_replays import CallReplays, Replay, chain_of, is_awaited
 from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.deferred.model.shared_buffers import SharedBuffers
@@ -179,9 +180,10 @@ class BufferBook:
         pending = self._pending()
         left = [call for number, call in self.waiting.items() if number not in made and number not in waiting]
         # These are the host's. Calls of the update that come before one of them are, too, and then all of the update.
-        apart = [*left, *[call for call in later if call.number in self.replays or not _may_wait(call, operations)]]
+        others = [*operations, *left]
+        apart = [*left, *[call for call in later if call.number in self.replays or not may_wait(call, others)]]
         ahead = [*operations, *[call for call in later if call not in apart]]
-        together = any(_comes_between(call, ahead) for call in apart)
+        together = any(comes_between(call, ahead) for call in apart)
         settled = [call for call in pending if together or call in apart]
         problem = self._settle(settled)
         if problem is not None:
@@ -272,13 +274,13 @@ class BufferBook:
             for name, tensor in written_buffers(writer).items():
                 if replay is None:
                     kept.discard(id(tensor))
-                elif writer.number in made or _is_read_before(writer, tensor, reads):
+                elif writer.number in made or is_read_before(writer, tensor, reads):
                     began.setdefault(id(tensor), (tensor, replay.before[name]))
                     kept.add(id(tensor))
         for key, each in self._overwritten.items():
             before = [call for call in calls if call.number <= each.first]
             if before and calls[-1].number > each.first:
-                raise _between(before[0], calls[-1], "an evaluation")
+                raise written_between(before[0], calls[-1], "an evaluation")
             if before:
                 began.setdefault(key, (each.tensor, each.before))
                 kept.add(key)
@@ -288,7 +290,7 @@ class BufferBook:
         """Replay the calls that can be part of no update, if possible."""
         for call in self._pending():
             if not is_awaited(call):
-                ahead = [each for each in self._pending() if each.number < call.number and _write_the_same(each, call)]
+                ahead = any(not may_wait(each, [call]) for each in self._pending())
                 if ahead or self._settle([call]) is not None:
                     return
 
@@ -366,7 +368,10 @@ class BufferBook:
                 problem = self._calls.problem_of(call, self._passed, older) or _settle_before(call, self, older)
                 if problem is not None:
                     return problem
-                replay = self._calls.replay(*_made_from(call))
+                chain, known = _made_from(call)
+                if self.shared.stale([each for each in chain if each not in known], on_host=True) is not None:
+                    return "a later call of another model has written buffers that it reads"
+                replay = self._calls.replay(chain, known)
                 if is_awaited(call):
                     self.replays[call.number] = replay
                 else:
@@ -449,30 +454,6 @@ def _made_from(call: Operation) -> Tuple[Sequence[Operation], Dict[Operation, Li
     return chain, known
 
 
-def _is_read_before(writer: Operation, buffer: torch.Tensor, reads: Sequence[Tuple[Operation, Container[int]]]) -> bool:
-    """Return whether the calls of an update read a buffer as it was before another call wrote it.
-
-    `reads` has each with the ids of the buffers that it reads.
-
-    Raises:
-        CaptureError: Some of them read it before, and some after.
-    """
-    reading = [call for call, buffers in reads if id(buffer) in buffers]
-    if not reading or reading[0].number > writer.number:
-        return False
-    if reading[-1].number > writer.number:
-        raise _between(reading[0], reading[-1], f"the call at {writer.line}")
-    return True
-
-
-def _between(first: Operation, last: Operation, writer: str) -> CaptureError:
-    return CaptureError(
-        f"The update at {current_line()} is of calls at {first.line} and at {last.line}, and between them {writer} has "
-        "written buffers. A device makes the calls of an update one after another. Call and evaluate models for other "
-        "purposes before or after them."
-    )
-
-
 def _writes(call: Operation) -> str:
     return f"{call.line} writes buffers ({listed(call.signature.writes)})"
 
@@ -481,27 +462,3 @@ def _book_of(call: Operation) -> BufferBook:
     loop: Any = call.model and call.model.loop
     book: BufferBook = loop.buffers
     return book
-
-
-def _write_the_same(one: Operation, other: Operation) -> bool:
-    if one.model is other.model:
-        return not {*one.signature.writes}.isdisjoint(other.signature.writes)
-    written = set(map(id, written_buffers(one).values()))
-    return not written.isdisjoint(map(id, written_buffers(other).values()))
-
-
-def _comes_between(call: Operation, others: Sequence[Operation]) -> bool:
-    """Return whether others write the buffers that a call writes before it; or after it, and some read them before."""
-    before = [each for each in others if each.number < call.number]
-    if any(_write_the_same(each, call) for each in before):
-        return True
-    buffers = set(map(id, written_buffers(call).values()))
-    reads = any(not buffers.isdisjoint(read_buffers(each)) for each in before)
-    return reads and any(_write_the_same(each, call) for each in others)
-
-
-def _may_wait(call: Operation, others: Sequence[Operation]) -> bool:
-    """Return whether a call can write its buffers after others, since no later one reads or writes them in PyTorch."""
-    written = set(map(id, written_buffers(call).values()))
-    later = [other.model for other in others if other.model is not None and other.number > call.number]
-    return all(written.isdisjoint(map(id, model.model.buffers())) for model in later)

@@ -128,6 +128,52 @@ def test_a_trainer_and_an_evaluator_of_another_model() -> None:
     assert outputs(native=False) == pytest.approx(outputs(native=True), rel=1e-4)
 
 
+class Normalised(nn.Module):
+    """Has statistics of products with a table."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(3, 3), nn.BatchNorm1d(3)
+        self.register_buffer("table", table)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.norm(self.layer(x) * self.table.sum())
+
+
+@pytest.mark.parametrize("update", ["device", "auto", "host"])
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("steps", [True, False])
+def test_a_call_in_no_update_reads_a_table_that_one_of_an_update_writes(
+    steps: bool, is_first: bool, update: Any
+) -> None:
+    """It may still go backward if it comes first; nothing has its results if it comes second."""
+
+    def run(captured: bool) -> List[float]:
+        torch.manual_seed(0)
+        table, results = torch.ones(4), []
+        reader, writer = Normalised(table), Scaled(table, True)
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (reader, writer)]
+        if captured:
+            ipu_prepare(*optimizers, reader, writer, config=IPUConfig(update=update))
+        for x in X:
+            kept = reader(x) if is_first else None
+            loss = writer(x).square().mean()
+            if not is_first:
+                reader(x)
+            loss.backward()
+            if steps:
+                optimizers[1].step()
+            results.append(float(reader.norm.running_mean.sum()))  # type: ignore[union-attr]
+            optimizers[1].zero_grad()
+            del kept
+            reader(x).square().mean().backward()
+            optimizers[0].step()
+            optimizers[0].zero_grad()
+        return [*results, *[float(each.sum()) for each in reader.state_dict().values()]]
+
+    assert run(captured=True) == pytest.approx(run(captured=False), rel=1e-4)
+
+
 def trunk_and_heads() -> List[nn.Module]:
     """Two models with one trunk, whose statistics calls of both write."""
     torch.manual_seed(0)

@@ -1,0 +1,72 @@
+"""The order in which calls read and write buffers: which may write theirs after others, and which come between."""
+
+from __future__ import annotations
+
+from typing import Container, FrozenSet, Sequence, Tuple
+
+import torch
+
+from ignite_ipu.deferred.graph.operations import Operation
+from ignite_ipu.deferred.graph.state import read_buffers, written_buffers
+from ignite_ipu.deferred.model.call_replays import chain_of
+from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.user_code import current_line
+
+
+def is_read_before(writer: Operation, buffer: torch.Tensor, reads: Sequence[Tuple[Operation, Container[int]]]) -> bool:
+    """Return whether the calls of an update read a buffer as it was before another call wrote it.
+
+    `reads` has each with the ids of the buffers that it reads.
+
+    Raises:
+        CaptureError: Some of them read it before, and some after.
+    """
+    reading = [call for call, buffers in reads if id(buffer) in buffers]
+    if not reading or reading[0].number > writer.number:
+        return False
+    if reading[-1].number > writer.number:
+        raise written_between(reading[0], reading[-1], f"the call at {writer.line}")
+    return True
+
+
+def written_between(first: Operation, last: Operation, writer: str) -> CaptureError:
+    """Return the error of an update whose first and last calls have a writer of buffers between them."""
+    return CaptureError(
+        f"The update at {current_line()} is of calls at {first.line} and at {last.line}, and between them {writer} has "
+        "written buffers. A device makes the calls of an update one after another. Call and evaluate models for other "
+        "purposes before or after them."
+    )
+
+
+def comes_between(call: Operation, others: Sequence[Operation]) -> bool:
+    """Return whether a call has to be made between others.
+
+    Before it, some write the buffers that it writes, or those that it or its arguments are computed from; or some after
+    it write its buffers, and some before read them.
+    """
+    before, written = [each for each in others if each.number < call.number], _written(call)
+    used = written.union(*map(read_buffers, chain_of(call)))
+    if any(not used.isdisjoint(_written(each)) for each in before):
+        return True
+    reads = any(not written.isdisjoint(read_buffers(each)) for each in before)
+    return reads and any(not written.isdisjoint(_written(each)) for each in others)
+
+
+def may_wait(call: Operation, others: Sequence[Operation]) -> bool:
+    """Return whether a call can be made after others.
+
+    No later one reads or writes the buffers that it writes, nor writes those that it or its arguments are computed
+    from.
+    """
+    later = [other for other in others if other.model is not None and other.number > call.number]
+    written = _written(call)
+    if not all(written.isdisjoint(map(id, other.model.model.buffers())) for other in later if other.model is not None):
+        return False
+    writers = [_written(other) for other in later if other.signature.writes]
+    read = frozenset().union(*map(read_buffers, chain_of(call))) if writers else frozenset()
+    return all(map(read.isdisjoint, writers))
+
+
+def _written(call: Operation) -> FrozenSet[int]:
+    """Return the ids of the buffers that a call writes."""
+    return frozenset(map(id, written_buffers(call).values()))
