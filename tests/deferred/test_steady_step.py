@@ -115,6 +115,17 @@ def test_updates_on_the_host_make_no_call_for_each_parameter() -> None:
     assert steady_calls("host", hidden=9) == steady_calls("host")
 
 
+@pytest.mark.parametrize("update", MOST)
+def test_calls_of_another_loop_that_wait_cost_no_call(update: str) -> None:
+    """They write buffers, and get no results of this loop."""
+    expected = steady_calls(update)
+    other = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
+    ipu_prepare(torch.optim.SGD(other.parameters(), lr=0.1), other, config=IPUConfig(update=update))
+    waiting = other(torch.randn(3, 4))
+    assert steady_calls(update) == expected
+    waiting.sum().backward()
+
+
 def test_a_steady_step_of_a_trainer_makes_few_calls() -> None:
     """As above, without the events of the iteration."""
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))

@@ -21,12 +21,13 @@ from ignite_ipu.deferred.graph.owners import CapturedLoop
 from ignite_ipu.deferred.graph.state import read_buffers, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.buffer_order import comes_between, is_read_before, may_wait, written_between
-from ignite_ipu.deferred.model.call_replays import CallReplays, Replay, chain_of, is_awaited
+from ignite_ipu.deferred.model.call_replays import CallReplays, Replay, chain_of, is_awaited, unknown_arguments
 from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.deferred.model.shared_buffers import SharedBuffers
 from ignite_ipu.errors import CaptureError, EarlyReadError, IPUError, listed
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.module_state import REGISTRATIONS
+from ignite_ipu.program.reached import reached
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.hooks import Edited
@@ -43,7 +44,7 @@ class _Overwritten(NamedTuple):
 
 
 BOOKS: weakref.WeakSet[BufferBook] = weakref.WeakSet()
-"""The books of all loops with calls that wait, and maybe some whose calls were made since the last look."""
+"""Books with waiting calls that get results of models trained apart; some of these calls may have been made since."""
 
 
 class BufferBook:
@@ -72,10 +73,11 @@ class BufferBook:
 
     def record(self, call: Operation) -> None:
         """Note a call that will write buffers."""
+        if call.value_leaves and _borrows(self, call):
+            BOOKS.add(self)
         self.waiting[call.number] = call
         if not self.shared.has_writers:
             self.shared.note_writer()
-        BOOKS.add(self)
 
     def merge(self, other: BufferBook) -> None:
         """Move the calls of models here that are trained together with these from now on."""
@@ -207,16 +209,14 @@ class BufferBook:
                 del self.waiting[call.number]
         for number in made:
             self.waiting.pop(number, None)
-        if not self.waiting:
-            BOOKS.discard(self)
         self._passed |= {number for number, call in self.waiting.items() if is_changed(call)}
         self._passed &= self.waiting.keys()
 
     @property
     def is_empty(self) -> bool:
-        """True if no call waits for its update, nothing has changed the buffers of one, and no call of others waits."""
+        """True if no call waits for its update, or for results of others, and nothing has changed buffers of one."""
         kept = self.waiting or self.replays or self._overwritten or self._left or self.shared.are_written
-        return not (kept or (BOOKS and others_wait(self)))
+        return not (kept or (BOOKS and _others_wait(self)))
 
     def state_of(self, operations: Sequence[Operation]) -> Callable[[], None]:
         """Return a function that restores the entries of operations, for the case that their update is not made."""
@@ -403,8 +403,14 @@ def nothing(operation: Operation) -> bool:
     return False
 
 
-def others_wait(book: BufferBook) -> bool:
-    """Return whether calls wait of models that are trained apart from a book's: results of these may be arguments."""
+def _borrows(book: BufferBook, call: Operation) -> bool:
+    """Return whether a call of a book gets results of models trained apart, other than by one that waits already."""
+    found = reached([call], lambda each: () if each.number in book.waiting else unknown_arguments(each))
+    return any(each.model is not None and _book_of(each) is not book for each in found)
+
+
+def _others_wait(book: BufferBook) -> bool:
+    """Return whether calls of models that are trained apart from a book's wait for results of others: maybe of its."""
     for other in list(BOOKS):
         if not other.waiting:
             BOOKS.discard(other)
@@ -421,7 +427,7 @@ def _settle_others(changing: BufferBook, made: Container[int] = (), kept: bool =
     def is_of_book(each: Operation) -> bool:
         return each.model is not None and each.number not in made and _book_of(each) is changing
 
-    for book in list(BOOKS) if others_wait(changing) else ():
+    for book in list(BOOKS) if BOOKS else ():
         pending = [] if book is changing or book._is_settling else book._pending()
         calls = [call for call in pending if any(map(is_of_book, chain_of(call)))]
         if calls and kept:

@@ -101,7 +101,12 @@ class CallReplays:
 
 def chain_of(call: Operation) -> Sequence[Operation]:
     """Return a call and the operations that its arguments have yet to be computed by."""
-    return list(reached([call], lambda each: [leaf.operation for leaf in each.value_leaves if not leaf.known]))
+    return list(reached([call], unknown_arguments))
+
+
+def unknown_arguments(operation: Operation) -> List[Operation]:
+    """Return the operations that arguments of one have yet to be computed by."""
+    return [leaf.operation for leaf in operation.value_leaves if not leaf.known]
 
 
 def is_awaited(call: Operation) -> bool:

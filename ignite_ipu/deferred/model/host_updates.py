@@ -345,7 +345,7 @@ class HostUpdates:
         before = self.weights.keep_before_step(held)
         if self._loop.evaluations.waiting:
             self._loop.evaluations.before_weights_change()
-        if BOOKS:
+        if self._loop.buffers.waiting or BOOKS:
             self._loop.buffers.before_weights_change()
         detector, max_norm = self._loop.session.weights.detector, self._loop.setup.config.max_grad_norm
 
