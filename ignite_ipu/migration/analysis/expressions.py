@@ -9,6 +9,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Union, cast
 from ignite_ipu.capabilities import LACKED_FORMATS
 from ignite_ipu.migration.analysis import tensor_methods
 from ignite_ipu.migration.analysis.kinds import Function, Kind, attribute_named, device_test
+from ignite_ipu.migration.analysis.models import Model
 from ignite_ipu.migration.analysis.names import argument, constant, dotted, index_of, walk
 from ignite_ipu.migration.analysis.operators import constants_of, is_dynamic
 from ignite_ipu.migration.analysis.scope import OutsideCall, Scope
@@ -255,7 +256,7 @@ class Expressions:
                 self.scope.analysis.call(made, None, [UNKNOWN, *given], keywords, self.scope.sure)
                 return UNKNOWN
             if self.expression(function).kind is Kind.MODULE:
-                return self.layer_call(node, self.scope.layers_of.get(function.id, ""), given, keywords)
+                return self.layer_call(node, self.layer_named(function), given, keywords)
             return UNKNOWN
         if isinstance(function, ast.Attribute):
             return self.method_call(node, function, self.expression(function.value), given, keywords)
@@ -263,8 +264,7 @@ class Expressions:
             return self.enter(self.defined(function, self.scope.where), given, keywords)
         if self.expression(function).kind is not Kind.MODULE:
             return UNKNOWN
-        owner = dotted(function.value) if isinstance(function, ast.Subscript) else None
-        return self.layer_call(node, (owner or "").rpartition(".")[2], given, keywords)
+        return self.layer_call(node, self.layer_named(function), given, keywords)
 
     def formats(self, node: ast.Call) -> None:
         """Note a number format that an IPU lacks among the arguments of a call, but for `autocast`, another rule's."""
@@ -380,7 +380,7 @@ class Expressions:
                 self.scope.needs_value("host", node, base.origin, function.attr)
             return PYTHON
         if base.kind is Kind.MODULE:
-            return UNKNOWN
+            return self.part_method(self.layer_named(function.value), function.attr, given, keywords)
         if function.attr in ("info", "debug", "warning") and (dotted(function.value) or "").lower().find("log") >= 0:
             self.scope.fact("print", node, dotted(function) or "")
             return PYTHON
@@ -399,19 +399,43 @@ class Expressions:
             return UNKNOWN
         return base if function.attr in ("values", "items") else base.element
 
+    def layer_named(self, node: ast.expr) -> str:
+        """Return the attribute of the model that holds a layer, or the list that it is an element of; "" if unknown."""
+        if isinstance(node, ast.Name):
+            return self.scope.layers_of.get(node.id, "")
+        name = dotted(node.value if isinstance(node, ast.Subscript) else node)
+        return (name or "").rpartition(".")[2]
+
+    def parts_in(self, attribute: str) -> List[Model]:
+        """Return the file's own models that a layer of the model is made of."""
+        models = self.scope.analysis.models
+        names = self.scope.model.constructed_in(attribute) if self.scope.model is not None else set()
+        return [models[name] for name in sorted(names & models.keys())]
+
+    def part_method(
+        self, attribute: str, method: str, given: List[Value], keywords: Dict[Optional[str], Value]
+    ) -> Value:
+        """Analyse a method of the file's own models in a layer, and return the description of its result."""
+        functions = ((part, part.method(method)) for part in self.parts_in(attribute))
+        values = [
+            self.scope.analysis.call(function, part, given, keywords, self.scope.sure)
+            for part, function in functions
+            if function is not None
+        ]
+        return reduce(join, values) if values else UNKNOWN
+
     def layer_call(
         self, node: ast.Call, attribute: str, given: List[Value], keywords: Dict[Optional[str], Value]
     ) -> Value:
         """Return the result of a layer that the model holds, and analyse the file's own models in it."""
-        model, origin = self.scope.model, combined([*given, *keywords.values()])
-        value = model.values.get(attribute) if model else None
+        origin = combined([*given, *keywords.values()])
+        value = self.scope.model.values.get(attribute) if self.scope.model else None
         name = self.scope.names.called(value) if value is not None else None
         several = name in _WITH_STATES
         if value is not None:
             self.scope.layers_made(node, value)
         self.constants(node, name or "")
-        for part in sorted(model.constructed_in(attribute) & self.scope.analysis.models.keys() if model else ()):
-            inner = self.scope.analysis.models[part]
+        for inner in self.parts_in(attribute):
             forward = inner.method("forward")
             if forward is not None:
                 self.scope.analysis.call(forward, inner, given, keywords, self.scope.sure)
