@@ -34,7 +34,7 @@ _OTHER_RULES = frozenset(("cuda", "from_numpy", "item"))
 # of these arguments is in the way ("" for none); and the layers that are made of them.
 _POOLS = {f"Adaptive{kind}Pool{n}d": f"adaptive_{kind.lower()}_pool{n}d" for kind in ("Avg", "Max") for n in (1, 2, 3)}
 COMPUTED: Dict[str, Optional[FrozenSet[str]]] = {
-    **dict.fromkeys(("huber_loss", "channel_shuffle", *_POOLS.values())),
+    **dict.fromkeys(("huber_loss", "channel_shuffle", "searchsorted", *_POOLS.values())),
     **dict.fromkeys(("tril", "triu", "diagonal", "diag", "trace", "index_add", "index_copy", "repeat_interleave")),
     **dict.fromkeys(("lerp", "logaddexp", "logaddexp2", "logit", "xlogy", "nan_to_num", "exp2", "logical_xor")),
     **dict.fromkeys(

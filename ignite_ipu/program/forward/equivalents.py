@@ -251,6 +251,27 @@ def _repeat_interleave(
     return expanded.flatten(dim, dim + 1)
 
 
+def _searchsorted(
+    func: Function,
+    sorted_sequence: torch.Tensor,
+    input: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: Optional[str] = None,
+    sorter: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
+    """Count the elements of each sequence that are not behind a value; NaN is behind all of them."""
+    values = input if isinstance(input, torch.Tensor) else torch.tensor(input)
+    if sorter is not None:
+        sorted_sequence = sorted_sequence.gather(-1, sorter)
+    sequences = sorted_sequence.unsqueeze(-2) if sorted_sequence.dim() > 1 else sorted_sequence
+    values = values.unsqueeze(-1)
+    behind = sequences > values if right or side == "right" else sequences >= values
+    places = sorted_sequence.shape[-1] - behind.long().sum(-1)
+    return places.int() if out_int32 else places
+
+
 def _logaddexp(base: float, func: Function, input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     scale = math.log(base)
     larger = torch.maximum(input, other) * scale
@@ -327,6 +348,7 @@ _OF_TENSORS: Dict[str, Function] = {
     "index_add": _index_add,
     "index_copy": lambda func, input, dim, index, source: input.scatter(dim, _along(dim, index, source), source),
     "repeat_interleave": _repeat_interleave,
+    "searchsorted": _searchsorted,
     "lerp": lambda func, input, end, weight: input + weight * (end - input),
     "logaddexp": functools.partial(_logaddexp, math.e),
     "logaddexp2": functools.partial(_logaddexp, 2),

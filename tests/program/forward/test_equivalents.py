@@ -93,6 +93,19 @@ CASES: Dict[str, Case] = {
     "index_copy": (lambda x, y: x.index_copy(-1, torch.tensor([2, 0]).to(x.device), y), (normal(4, 3), normal(4, 2))),
     "repeat_interleave": (lambda x: x.repeat_interleave(3, -1), (normal(4, 3),)),
     "repeat_interleave of all": (lambda x: torch.repeat_interleave(x, 2), (normal(4, 3),)),
+    "searchsorted": (
+        # The last of the second sequence is NaN, which is behind all.
+        lambda x: x * torch.searchsorted(x.detach().cumsum(1), x.detach().flip(1).log(), right=True),
+        (torch.tensor([[0.5, 1.0, 9.0], [-1.0, 3.5, 4.0]]),),
+    ),
+    "searchsorted in one sequence": (
+        lambda x: x * torch.searchsorted(torch.arange(3.0).to(x.device), x, side="right", out_int32=True),
+        (torch.tensor([[0.0, 0.5, 2.0], [7.0, -1.0, 1.0]]),),
+    ),
+    "searchsorted by the order of an argsort": (
+        lambda x: torch.searchsorted(x, torch.tensor([0.5, 2.0, 5.0]).to(x.device), sorter=x.argsort(-1)) * x,
+        (torch.tensor([3.0, 1.0, 2.0]),),
+    ),
     "lerp": (lambda x, y: torch.lerp(x, y, 0.3), (normal(4), normal(4))),
     "logaddexp": (torch.logaddexp, (normal(4), normal(4))),
     "logaddexp2": (torch.logaddexp2, (normal(4, 1), normal(3))),
