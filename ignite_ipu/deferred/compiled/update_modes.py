@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Dict, FrozenSet, Optional, Sequence, Tuple
+from typing import Dict, FrozenSet, Iterator, Optional, Sequence, Tuple
 
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.statistics import refuse_later_statistics
@@ -74,8 +74,12 @@ class UpdateModes:
         losses: Sequence[Loss],
         own: Optional[FrozenSet[int]],
     ) -> ModesThen:
-        """Return the modes of an update with those of each of its calls, if these differ."""
+        """Return the modes of an update with those of each of its calls, if these differ.
+
+        A parameter is trained as it was at the calls of models that have it: others may be made while it is frozen.
+        """
         firsts: Dict[int, Tuple[Operation, ModesThen]] = {}
+        trained: Dict[int, Tuple[Operation, bool]] = {}
         differ = False
         for call in [call for batch in batches for call in batch.operations if call.model is not None]:
             then = call.signature.modes
@@ -83,17 +87,17 @@ class UpdateModes:
                 continue
             first, others = firsts.setdefault(id(then.of), (call, then))
             problem: Optional[str] = None
-            if then != others:
+            for number, flag in _trained_at(call, then, own):
+                noted, before = trained.setdefault(number, (call, flag))
+                if flag != before:
+                    first, problem = noted, FROZEN
+            alike = then._replace(trained=others.trained)
+            if problem is None and alike != others:
                 differ = True
-                same = then.training == others.training and then.values == others.values
-                if same or (then.trained != others.trained and (own is None or _has_weights_of(own, call))):
-                    problem = others.difference(then._replace(training=others.training))
+                if then.training == others.training and then.values == others.values:
+                    problem = others.difference(alike)
             # Calls of before the model was known to be a part of a larger one, and calls after.
-            for first_apart, apart in firsts.values() if problem is None else ():
-                if apart.of is not then.of and not then.agrees_with(apart):
-                    differ = True
-                    if not then.trains_like(apart) and (own is None or _has_weights_of(own, call)):
-                        first, problem = first_apart, FROZEN
+            differ |= any(apart.of is not then.of and not then.agrees_with(apart) for _, apart in firsts.values())
             problem = then.of.lost(then) if problem is None else problem
             if problem is not None:
                 raise CaptureError(
@@ -101,6 +105,8 @@ class UpdateModes:
                     f"between {problem}. The calls of one update are one program: change the model after "
                     "optimizer.step()."
                 )
+        flags = [trained.get(id(each), (None, flag))[1] for each, flag in zip(self._modes.parameters, modes.trained)]
+        modes = modes if flags == modes.trained else modes._replace(trained=flags)
         if not differ:
             return modes
         refuse_later_statistics(losses)
@@ -120,6 +126,15 @@ class UpdateModes:
             self._seen = modes, own, modes._replace(trained=trained)
         assert self._seen[2] is not None
         return self._seen[2]
+
+
+def _trained_at(call: Operation, then: ModesThen, own: Optional[FrozenSet[int]]) -> Iterator[Tuple[int, bool]]:
+    """Yield the ids of the parameters of the model that is called, and whether each was trained, of an optimizer's."""
+    assert call.model is not None
+    ids = frozenset(call.model.parameter_ids())
+    for each, flag in zip(then.of.parameters, then.trained):
+        if id(each) in ids and (own is None or id(each) in own):
+            yield id(each), flag
 
 
 def _has_weights_of(own: FrozenSet[int], call: Operation) -> bool:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from ignite.engine import Engine
 from torch import nn
 
-from ignite_ipu import ipu_clip_grad_norm_, ipu_prepare
+from ignite_ipu import IPUConfig, ipu_clip_grad_norm_, ipu_prepare
 from ignite_ipu.deferred.model.capturing import captured
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.session.hooks import IPUEvents
@@ -511,3 +511,43 @@ def test_a_value_read_before_the_steps_comes_with_the_one_that_follows(reverses:
                 capture.updates.books.updates.reverse()
         found.append(seen)
     assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("update", ["device", "host"])
+def test_a_model_that_is_frozen_between_calls_of_others(update: str) -> None:
+    """As CycleGAN does: the generator's first call comes before, its second after the discriminator is frozen."""
+    found = []
+    for prepared in (False, True):
+        G, D = networks("plain")
+        step_G, step_D = optimizers(G, D)
+        if prepared:
+            ipu_prepare(step_G, G, config=IPUConfig(update=update))
+            ipu_prepare(step_D, D, config=IPUConfig(update=update))
+        losses = []
+        for _ in range(STEPS):
+            real = torch.randn(6, 4)
+            fake = G(real)
+            D.requires_grad_(False)
+            step_G.zero_grad()
+            loss_G = bce(D(fake), ONES) + G(real + 0.1).square().mean()
+            loss_G.backward()
+            step_G.step()
+            D.requires_grad_(True)
+            step_D.zero_grad()
+            loss_D = bce(D(torch.randn(6, 8)), ONES) + bce(D(fake.detach()), ZEROS)
+            loss_D.backward()
+            step_D.step()
+            losses += [loss_G.item(), loss_D.item()]
+        found.append([*losses, *(float(each.detach().sum()) for each in (*G.parameters(), *D.parameters()))])
+    assert found[1] == pytest.approx(found[0], rel=1e-4, abs=1e-6)
+
+
+def test_a_model_that_is_frozen_between_its_own_calls_is_refused() -> None:
+    """PyTorch takes the gradient of the first call alone, which one program cannot."""
+    G, D = networks("plain")
+    step_G, _ = optimizers(G, D)
+    ipu_prepare(step_G, G, config=IPUConfig(update="host"))
+    first = G(torch.randn(6, 4))
+    G[0].requires_grad_(False)
+    with pytest.raises(CaptureError, match=r"called at .* and again .* parameters were frozen or unfrozen"):
+        (first + G(torch.randn(6, 4))).sum().backward()
