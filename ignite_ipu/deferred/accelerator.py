@@ -60,6 +60,7 @@ from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.data_parallel import wrapped
 from ignite_ipu.session.job import job
 from ignite_ipu.session.processes import unwrapped
+from ignite_ipu.torch_names.modules import all_parameters, has_parameters
 
 _RANDOM_STATES = "ipu_random_states{}.json"
 _CLIP_REMEDY = "use accelerator.clip_grad_norm_(model.parameters(), ...), or IPUAccelerator(max_grad_norm=...)"
@@ -175,7 +176,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             return model
         inner = unwrapped(model)
         wrapper = self._wrapper(model if is_compiled(model) else inner) if not evaluation_mode else None
-        if next(inner.parameters(), None) is not None:
+        if has_parameters(inner):
             capture_model(inner, *self._settings())
         prepared: nn.Module = super().prepare_model(
             model if is_compiled(model) else inner,
@@ -186,7 +187,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     def _wrapper(self, model: nn.Module) -> Optional[nn.Module]:
         """Return a model that several processes train in `DistributedDataParallel`, as accelerate does."""
-        if self.num_processes == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
+        if self.num_processes == 1 or not any(parameter.requires_grad for parameter in all_parameters(model)):
             return None
         kwargs = {} if self.ddp_handler is None else self.ddp_handler.to_kwargs()
         return wrapped(nn.parallel.DistributedDataParallel, model, **kwargs)

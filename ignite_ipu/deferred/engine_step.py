@@ -27,6 +27,7 @@ from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.user_code import loaded_by
 from ignite_ipu.session.data_parallel import adopt
 from ignite_ipu.session.processes import unwrapped
+from ignite_ipu.torch_names.modules import has_parameters
 
 Step = Callable[..., Any]
 _SEEDS = 2**31
@@ -221,6 +222,6 @@ def _unique(found: Sequence[Any], kind: type) -> List[Any]:
 
 def _models(found: Sequence[Any]) -> List[nn.Module]:
     """Return the modules with parameters that are no parts of others."""
-    modules = [module for module in _unique(found, nn.Module) if next(module.parameters(), None) is not None]
+    modules = [module for module in _unique(found, nn.Module) if has_parameters(module)]
     inner = {id(child) for module in modules for child in module.modules() if child is not module}
     return [module for module in modules if id(module) not in inner]

@@ -23,6 +23,7 @@ from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.data_parallel import adopt
 from ignite_ipu.session.processes import unwrapped
 from ignite_ipu.session.session import known_session
+from ignite_ipu.torch_names.modules import has_parameters
 from ignite_ipu.torch_names.optimizers import pre_hooks_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
@@ -68,7 +69,7 @@ def ipu_prepare(
     given = [part for each in given for part in _callable_parts(each)]
     # Captured before, where this stands in a function that is called again.
     models = [each for each in given if isinstance(each, nn.Module) and captured(each) is None]
-    models = [each for each in models if next(each.parameters(), None) is not None]
+    models = [each for each in models if has_parameters(each)]
     for model in sorted(models, key=lambda model: -sum(1 for _ in model.modules())):  # those with others in them first
         capture_model(model, settings, clip_remedy=_CLIP_REMEDY)
     loops = [captured(each) for each in given if isinstance(each, nn.Module)]

@@ -38,6 +38,7 @@ from ignite_ipu.session.processes import unwrapped
 from ignite_ipu.session.resolved import Resolved, pipeline_request, resolve, with_plan
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.torch_names.engines import prepare_batch as ignite_prepare_batch
+from ignite_ipu.torch_names.modules import all_parameters
 
 if TYPE_CHECKING:
     from ignite_ipu.pipeline import Pipeline
@@ -369,7 +370,7 @@ def refuse_unsupported(
 def _native(create: Any, device: Any, config: IPUConfig, model: nn.Module, *others: Any, **arguments: Any) -> Any:
     """Return Ignite's own engine for a native run, on the device that the model is on unless told another."""
     if device is None or torch.device(device).type == "ipu":
-        parameter = next(model.parameters(), None)  # migrated code has moved the model already
+        parameter = next(all_parameters(model), None)  # migrated code has moved the model already
         device = None if parameter is None else parameter.device
     if config.half_products:
         arguments["amp_mode"] = arguments["amp_mode"] or "amp"

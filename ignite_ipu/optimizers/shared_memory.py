@@ -11,6 +11,7 @@ from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.errors import OptimizerError
 from ignite_ipu.program.tensors.raw import named_tensors, requires_grad
 from ignite_ipu.program.tensors.sharing import overlapping
+from ignite_ipu.torch_names.modules import all_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 WAY_OUT = "Let them be one parameter (b.weight = a.weight), or copy the values (clone())."
@@ -23,7 +24,7 @@ def refuse_shared_memory(model: nn.Module) -> None:
         OptimizerError: There is such a weight.
     """
     with DisableTorchFunctionSubclass():
-        trained = {id(each) for each in model.parameters() if requires_grad(each)}
+        trained = {id(each) for each in all_parameters(model) if requires_grad(each)}
     for name, other in weights_in_shared_memory(named_tensors(model).items(), trained):
         raise OptimizerError(
             f"{name} has memory in common with {other}, so that each update changes both in PyTorch. A device keeps a "

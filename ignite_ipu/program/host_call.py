@@ -12,7 +12,7 @@ from ignite_ipu.program.micro_batches import first_micro_batch
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.tensors.trees import tensors_in
-from ignite_ipu.torch_names.tensors import version_of
+from ignite_ipu.torch_names.tensors import memory_of, version_of
 
 
 class HostCall:
@@ -50,5 +50,5 @@ class HostCall:
             self.shapes = [(tuple(each.shape), each.stride()) for each in tensors_in(result)]
             self.counted = [(counter, int(now) - int(plain(counter))) for counter, now in counters]
             # PyTorch does not count the writes of normalisations to their statistics.
-            self.written = [path for path, now in buffers if version_of(now)]
+            self.written = [path for path, now in buffers if version_of(now) or memory_of(now) in recorder.written]
         return result

@@ -15,7 +15,7 @@ from ignite_ipu.program.host_weights import HostWeights
 from ignite_ipu.program.micro_batches import first_micro_batch
 from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.torch_names.modules import BUFFERS, NormWithStatistics, all_named_modules
-from ignite_ipu.torch_names.tensors import version_of
+from ignite_ipu.torch_names.tensors import memory_of, version_of
 
 
 class WrittenBuffers:
@@ -87,7 +87,7 @@ class WrittenBuffers:
             with self._host_weights.tried_in(step, step):
                 named = named_tensors(module, BUFFERS)
                 before = {name: (named[name], named[name].clone(), version_of(named[name])) for name in names}
-                with WeightWriteGuard(self._model), watched or contextlib.nullcontext():
+                with WeightWriteGuard(self._model) as guard, watched or contextlib.nullcontext():
                     step.forward(*inputs)
         except Exception as error:
             logger.info("%s cannot be called on the host: %s", type(self._model).__qualname__, error)
@@ -96,7 +96,10 @@ class WrittenBuffers:
         return [
             name
             for name, (now, then, version) in before.items()
-            if name in running or version_of(now) != version or not torch.equal(now, then)
+            if name in running
+            or memory_of(now) in guard.written
+            or version_of(now) != version
+            or not torch.equal(now, then)
         ]
 
 

@@ -22,6 +22,7 @@ from ignite_ipu.program.tensors.raw import plain, requires_grad
 from ignite_ipu.session.job import Job, by_dtype, job
 from ignite_ipu.session.processes import connected, unwrapped
 from ignite_ipu.torch_names.lists import flatten_tensors, unflatten_tensors
+from ignite_ipu.torch_names.modules import all_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
@@ -48,7 +49,7 @@ class Reducer:
         self.job = job()
         self.broadcasts_buffers = broadcasts_buffers
         with DisableTorchFunctionSubclass():
-            self.ids: FrozenSet[int] = frozenset(id(each) for each in model.parameters() if requires_grad(each))
+            self.ids: FrozenSet[int] = frozenset(id(each) for each in all_parameters(model) if requires_grad(each))
         self.local = False
         self.wrapper: Callable[[], Any] = _nothing
         self._prepared = False
@@ -198,7 +199,7 @@ def _share(model: nn.Module, copies_buffers: bool, broadcasts_buffers: bool) -> 
 
 def _is_trained(model: nn.Module) -> bool:
     with DisableTorchFunctionSubclass():
-        return any(requires_grad(each) for each in model.parameters())
+        return any(requires_grad(each) for each in all_parameters(model))
 
 
 def _check_same_parameters(model: nn.Module, processes: Job) -> None:
@@ -249,7 +250,7 @@ class _Joined(JoinHook):
         reducer = self._wrapper.reducer
         if reducer is not None:
             # On the host: a device would need a batch.
-            parameters = [each for each in self._wrapper.parameters() if id(each) in reducer.ids]
+            parameters = [each for each in all_parameters(self._wrapper) if id(each) in reducer.ids]
             reducer.job.agree(0, gradients=False, on_host=True)
             reducer.job.average([plain(each).requires_grad_() for each in parameters])
 

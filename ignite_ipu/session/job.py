@@ -23,6 +23,7 @@ from ignite_ipu.program.tensors.raw import gradient_of, plain, set_gradient
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.processes import connected
 from ignite_ipu.torch_names.lists import flatten_tensors, unflatten_tensors
+from ignite_ipu.torch_names.modules import all_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _LOOK_SECONDS = 0.05
@@ -209,7 +210,7 @@ def check_same_weights(model: nn.Module) -> None:
         return
     names = [name for name, _ in model.named_parameters()]
     sums = torch.tensor(
-        [[float(w.double().sum()), float(w.double().square().sum())] for w in map(torch.detach, model.parameters())]
+        [[float(w.double().sum()), float(w.double().square().sum())] for w in map(torch.detach, all_parameters(model))]
     )
     first = sums.clone()
     with job().reporting():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 from torch import nn
@@ -34,6 +34,7 @@ __all__ = [
     "NormWithStatistics",
     "all_modules",
     "all_named_modules",
+    "all_parameters",
     "attributes_of_modules",
     "buffers_of",
     "compiled_call_of",
@@ -42,6 +43,7 @@ __all__ = [
     "forget_compiled_call",
     "forward_pre_hooks_of",
     "global_hooks",
+    "has_parameters",
     "modules_of",
     "name_factories",
     "pack_padded_sequence",
@@ -107,6 +109,16 @@ def all_named_modules(model: nn.Module) -> List[Tuple[str, nn.Module]]:
 def all_modules(model: nn.Module) -> List[nn.Module]:
     """Return a module and those in it: `model.modules()`, without a generator at each level."""
     return [module for _, module in all_named_modules(model)]
+
+
+def all_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters of a module and those in it, whatever its class returns from `parameters()`."""
+    return nn.Module.parameters(model)
+
+
+def has_parameters(model: nn.Module) -> bool:
+    """Return whether a module, or a module in it, has a parameter."""
+    return next(all_parameters(model), None) is not None
 
 
 FORWARD_HOOKS = (

@@ -653,3 +653,40 @@ def test_parts_that_are_called_one_by_one(run):
     ran = run(PARTS_OF_ONES_OWN + "print(*seen)")
     assert [float(text) for text in ran.output[0].split()] == pytest.approx(native["seen"], rel=1e-4)
     assert ran.became("Centred()") == "recorded for the device step of backward() and step()"
+
+
+PARAMETERS_OF_ONES_OWN = """
+import torch
+from torch import nn
+
+class Learner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.vars = nn.ParameterList([nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.zeros(3))])
+        self.frozen = nn.Linear(3, 2).requires_grad_(False)
+
+    def forward(self, x):
+        return self.frozen(nn.functional.linear(x, *self.vars))
+
+    def parameters(self):
+        return self.vars
+
+torch.manual_seed(0)
+learner = Learner()
+optimizer = torch.optim.Adam(learner.parameters(), lr=0.05)
+seen = []
+for _ in range(4):
+    loss = learner(torch.randn(6, 4)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    seen += [loss.item(), learner.vars[0].sum().item()]
+"""
+
+
+def test_a_model_whose_parameters_method_returns_some_of_them_in_a_list(run):
+    """As learners of meta-learning do: the device has all of its parameters."""
+    native = {}
+    exec(PARAMETERS_OF_ONES_OWN, native)
+    ran = run(PARAMETERS_OF_ONES_OWN + "print(*seen)")
+    assert [float(text) for text in ran.output[0].split()] == pytest.approx(native["seen"], rel=1e-4)

@@ -29,7 +29,7 @@ from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.gradients import WordsRead
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
-from ignite_ipu.torch_names.modules import DROPOUT, AnyBatchNorm
+from ignite_ipu.torch_names.modules import DROPOUT, AnyBatchNorm, all_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _OPTIONS = IPUConfig(device_iterations=1, replication_factor=1)
@@ -153,7 +153,7 @@ class CapturedEvaluation:
         if model not in self._encoders:
             self._encoders[model] = [each for each in model.modules() if isinstance(each, nn.TransformerEncoder)]
         with DisableTorchFunctionSubclass():
-            return any(requires_grad(weight) for each in self._encoders[model] for weight in each.parameters())
+            return any(requires_grad(weight) for each in self._encoders[model] for weight in all_parameters(each))
 
     def _new(
         self, model: nn.Module, structure: Any, tensors: Sequence[torch.Tensor], grows: bool, grad: bool

@@ -31,6 +31,7 @@ from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.compiled_program import CompiledProgram
 from ignite_ipu.session.data_parallel import Reducer
 from ignite_ipu.session.session import IPUSession
+from ignite_ipu.torch_names.modules import all_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
@@ -208,7 +209,9 @@ class FusedPrograms(TrainingPrograms):
             yield
             return
         with DisableTorchFunctionSubclass():
-            others = [each for each in self.session.model.parameters() if requires_grad(each) and id(each) not in own]
+            others = [
+                each for each in all_parameters(self.session.model) if requires_grad(each) and id(each) not in own
+            ]
             for parameter in others:
                 set_requires_grad(parameter, False)
         try:

@@ -53,7 +53,7 @@ from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.gradients import WordsRead
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.weights.tracker import Weights
-from ignite_ipu.torch_names.modules import BUFFERS, NormWithStatistics, pack_padded_sequence
+from ignite_ipu.torch_names.modules import BUFFERS, NormWithStatistics, all_parameters, pack_padded_sequence
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of, version_of
 
 _LAYOUT: Any = torch.Tensor.layout.__get__  # type: ignore[attr-defined]
@@ -208,12 +208,14 @@ def called_on_host(
     kept_before: List[torch.Tensor] = []
     returned: List[Any] = []
     assigned: Set[str] = set()
+    memory: Set[int] = set()
     grows = False
     named, words = (named_by(model), WordsRead()) if places is None else (None, ())
     what = f"The forward of {name}, called at {current_line()},"
 
     def call_once(recorder: OperatorRecorder) -> Any:
-        nonlocal grows
+        nonlocal grows, memory
+        memory = recorder.written
         buffers.update({path: buffer.clone() for path, buffer in before.items()})
         left_there.update(buffers)
         copies[:] = [tensor.clone() for tensor in tensors]
@@ -288,13 +290,15 @@ def called_on_host(
                 "of its own, which the loop would not see. Let it compute a new tensor (x = x - 1 instead of x -= 1, "
                 "inplace=False in its first layer)."
             )
-    written = assigned.union(path for path, buffer in buffers.items() if _was_written(buffer, before[path]))
+    written = assigned.union(
+        path for path, buffer in buffers.items() if memory_of(buffer) in memory or _was_written(buffer, before[path])
+    )
     # Statistics of zeros may be unchanged.
     owners = {path.rpartition(".")[0] for path in written}
     norms = {path for path in owners if isinstance(model.get_submodule(path), NormWithStatistics)}
     writes = [path for path in buffers if path in written or path.rpartition(".")[0] in norms]
     with DisableTorchFunctionSubclass():
-        shared = [memory_of(tensor) for tensor in (*copies, *buffers.values(), *model.parameters())]
+        shared = [memory_of(tensor) for tensor in (*copies, *buffers.values(), *all_parameters(model))]
     return HostCall(results, writes, bool(drawn), frozenset(shared), places or left_at, differentiated is not None)
 
 

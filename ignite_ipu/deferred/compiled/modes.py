@@ -18,6 +18,7 @@ from ignite_ipu.program.module_tables import CHANGES
 from ignite_ipu.program.tensors.raw import requires_grad, set_requires_grad
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.weights.tracker import Weights
+from ignite_ipu.torch_names.modules import all_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _MOST_MOMENTS = 16
@@ -41,7 +42,7 @@ class Modes:
         self._state: Optional[PythonState] = None
         # The counts of changes of all tables, and of held tensors, at the last look for other parameters.
         self._tables = self._changes = NEVER
-        self.parameters: List[torch.Tensor] = list(model.parameters())
+        self.parameters: List[torch.Tensor] = list(all_parameters(model))
         self._trained: List[bool] = []
         self._looks = -1
         self._then: Optional[ModesThen] = None
@@ -60,7 +61,7 @@ class Modes:
             if self._changes != changes:
                 refuse_replaced(self._weights, self._whole)
                 self._changes = changes
-                self.parameters = list(self._model.parameters())
+                self.parameters = list(all_parameters(self._model))
                 self._looks = -1
             self._tables = CHANGES.count
         trained = self._trained if self._looks == self._weights.detector.looks else self.trained()

@@ -18,6 +18,7 @@ from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.left_behind import called_beside
 from ignite_ipu.program.tensors.differentiated import differentiated
 from ignite_ipu.program.tensors.raw import named_tensors, plain
+from ignite_ipu.torch_names.modules import all_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
@@ -30,7 +31,7 @@ def computed_gradients(model: nn.Module, losses: Sequence[Loss]) -> Dict[int, Op
     """
     ids = frozenset().union(*map(trained_in, losses))
     with DisableTorchFunctionSubclass():
-        trained = {id(each): plain(each).requires_grad_() for each in model.parameters() if id(each) in ids}
+        trained = {id(each): plain(each).requires_grad_() for each in all_parameters(model) if id(each) in ids}
         total = _total(losses, trained)
         found = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
     return dict(zip(trained, found))

@@ -10,6 +10,7 @@ from torch import nn
 
 from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.user_code import Line
+from ignite_ipu.torch_names.modules import all_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
@@ -136,4 +137,4 @@ def is_held(model: nn.Module) -> bool:
     """Return whether some optimizer holds a parameter of a model."""
     held = held_parameters()
     with DisableTorchFunctionSubclass():
-        return any(id(each) in held for each in model.parameters())
+        return any(id(each) in held for each in all_parameters(model))

@@ -23,6 +23,7 @@ from ignite_ipu.deferred.model.history import History
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.torch_names.modules import all_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
@@ -36,7 +37,7 @@ class FusedGradients:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         with DisableTorchFunctionSubclass():
-            book = GradientBook(map(id, loop.module.parameters()))
+            book = GradientBook(map(id, all_parameters(loop.module)))
         views = GradientViews(loop.module, loop.session.weights, loop.setup.clip_remedy, self)
         self.books = Books(loop, book, views, History())
         self.books.updates.append(FusedUpdate(self.books))

@@ -21,6 +21,7 @@ from ignite_ipu.deferred.model.model import CapturedModel, loops_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.torch_names.modules import all_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
@@ -119,11 +120,11 @@ def _loop_of(optimizer: torch.optim.Optimizer) -> Optional[Loop]:
 
 def _is_frozen(loop: Loop) -> bool:
     with DisableTorchFunctionSubclass():
-        return not any(map(requires_grad, loop.module.parameters()))
+        return not any(map(requires_grad, all_parameters(loop.module)))
 
 
 def _holds_all(optimizer: torch.optim.Optimizer, loop: Loop) -> bool:
     """Return whether an optimizer alone could train a loop's models."""
     held = held_by(optimizer)
     with DisableTorchFunctionSubclass():
-        return all(id(parameter) in held for parameter in loop.module.parameters() if requires_grad(parameter))
+        return all(id(parameter) in held for parameter in all_parameters(loop.module) if requires_grad(parameter))

@@ -43,6 +43,7 @@ from ignite_ipu.program.module_tables import CHANGES
 from ignite_ipu.program.tensors.raw import named_tensors, requires_grad
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.session import IPUSession
+from ignite_ipu.torch_names.modules import all_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
@@ -90,7 +91,7 @@ class CapturedModel:
         return type(self.model).__name__
 
     def parameter_ids(self) -> Sequence[int]:
-        return [id(parameter) for parameter in self.model.parameters()]
+        return [id(parameter) for parameter in all_parameters(self.model)]
 
     def owns(self, name: str, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is the model's parameter or buffer of this name."""
@@ -169,7 +170,7 @@ class CapturedModel:
     @property
     def is_frozen(self) -> bool:
         with DisableTorchFunctionSubclass():
-            return not any(map(requires_grad, self.model.parameters()))
+            return not any(map(requires_grad, all_parameters(self.model)))
 
     def beside(self, weights: Sequence[torch.Tensor]) -> CapturedModel:
         """Return the captured model of weights that no model has, to be trained together with this one."""

@@ -34,6 +34,7 @@ from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.weights.access import AccessTracker, is_watched, unwatch_tensors, watch_tensors
 from ignite_ipu.session.weights.edit_detector import HostStep
+from ignite_ipu.torch_names.modules import all_parameters
 from ignite_ipu.torch_names.optimizers import (
     GLOBAL_POST_HOOKS,
     GLOBAL_PRE_HOOKS,
@@ -320,7 +321,7 @@ def _awaits_models(optimizer: torch.optim.Optimizer) -> bool:
         return False
     held = held_tensors(optimizer)
     loops = {owner.loop for owner in owners_of(held)}
-    known = {id(each) for loop in loops for each in loop.module.parameters()}
+    known = {id(each) for loop in loops for each in all_parameters(loop.module)}
     return all(loop.is_untrained for loop in loops) and not known.issuperset(map(id, held))
 
 

@@ -19,6 +19,7 @@ from ignite_ipu.deferred.tensor.tensor import DeferredTensor, WeightView, deferr
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.left_behind import put
 from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.torch_names.modules import all_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _MOST_MODES = 16
@@ -127,7 +128,7 @@ class RecordedCalls:
         The graph of that call is gone afterwards: its views of weights would count as memory that the loop has kept.
         """
         model, loop, name = self._model.model, self._model.loop, self._model.name
-        owners = {found[0].loop for found in map(parameter_of, model.parameters()) if found is not None} - {loop}
+        owners = {found[0].loop for found in map(parameter_of, all_parameters(model)) if found is not None} - {loop}
         if owners:
             raise _SharedWeights
         values = [

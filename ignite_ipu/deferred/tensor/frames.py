@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 from types import CodeType, FrameType
-from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, Optional, Sequence, Tuple
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -16,6 +16,7 @@ from torch.distributions import ContinuousBernoulli, Distribution, Geometric, Un
 from ignite_ipu.capabilities.traced import OWN_BACKWARD
 from ignite_ipu.deferred.graph.operations import Value
 from ignite_ipu.errors import CaptureError, logger
+from ignite_ipu.program.forward.gradients import functions_of_autograd
 from ignite_ipu.program.user_code import OURS, Line, current_line
 from ignite_ipu.torch_names.files import TRANSFORMS
 from ignite_ipu.torch_names.modules import SAMPLE_CHECK
@@ -87,7 +88,7 @@ def _applied_function() -> Optional[Tuple[str, Line]]:
     Its forward is found on the stack: since PyTorch 2.14 `apply` has no Python code whose frame could be found. A
     forward without a context looks the same when it is called directly, and counts as applied.
     """
-    forwards = {id(_code_of(each.forward)): each for each in _derived_from(torch.autograd.Function)}
+    forwards = {id(_code_of(each.forward)): each for each in functions_of_autograd()}
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:
         function = forwards.get(id(frame.f_code))
@@ -101,12 +102,6 @@ def _applied_function() -> Optional[Tuple[str, Line]]:
                 return type(context).__name__[: -len("Backward")], current_line(inner=frame)
         frame = frame.f_back
     return None
-
-
-def _derived_from(base: Any) -> Iterator[Any]:
-    for each in base.__subclasses__():
-        yield each
-        yield from _derived_from(each)
 
 
 def _code_of(function: Any) -> Optional[CodeType]:

@@ -9,16 +9,19 @@ computed in less memory.
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 from unittest import mock
 
 import torch
 from torch import nn
+from torch.autograd.function import BackwardCFunction
 
 from ignite_ipu import backend
 from ignite_ipu.capabilities.traced import OWN_BACKWARD
 from ignite_ipu.errors import LossError, listed
 from ignite_ipu.program.function_mode import FunctionGuard
+from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.modules import BACKWARD_HOOKS, all_named_modules, global_hooks
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, gradient_hooks_of
@@ -64,15 +67,55 @@ def problem_of_hooks(model: nn.Module, of_parameters: bool = True) -> Optional[s
 
 @contextlib.contextmanager
 def own_backwards_refused() -> Iterator[None]:
-    """Let `Function.apply` raise `LossError` in the `with` block, where gradients are to flow through it in a trace."""
+    """Let an `autograd.Function` raise `LossError` in the `with` block, where gradients are to flow through it.
+
+    A script may have `Function.apply` by another name (`binarize = Binarize.apply`). That is a method of PyTorch's own,
+    which calls what the class has for its forward, and for its context.
+    """
     original = torch.autograd.Function.__dict__["apply"]
 
     def called(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        # Whether it may pass other gradients than the derivatives of its forward.
-        own = cls.backward is not torch.autograd.Function.backward and cls.__module__.split(".")[0] not in _DERIVATIVES
-        if own and torch.is_grad_enabled() and backend.poptorch().isRunningOnIpu():
-            raise LossError(f"{current_line()}: {OWN_BACKWARD.refusal(cls.__name__)}")
+        if _has_own_backward(cls) and torch.is_grad_enabled():
+            _refuse(cls)
         return original.__get__(None, cls)(*args, **kwargs)
 
-    with mock.patch.object(torch.autograd.Function, "apply", classmethod(called)):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.autograd.Function, "apply", classmethod(called)))
+        for cls in filter(_has_own_backward, functions_of_autograd()):
+            takes_context = cls.setup_context is torch.autograd.Function.setup_context
+            name = "forward" if takes_context else "setup_context"
+            stack.enter_context(mock.patch.object(cls, name, staticmethod(_unless_differentiated(cls, name))))
         yield
+
+
+def _unless_differentiated(cls: Any, name: str) -> Callable[..., Any]:
+    """Return the method of a function that takes its context first, refused where gradients flow through that."""
+    method = getattr(cls, name)
+
+    @functools.wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        # PyTorch's own `apply` has disabled gradients by now, which the code around it may have done, too.
+        applied = args and isinstance(args[0], BackwardCFunction)
+        if applied and any(each.requires_grad for each in tensors_in(args[1:])):
+            _refuse(cls)
+        return method(*args, **kwargs)
+
+    return called
+
+
+def _refuse(cls: Any) -> None:
+    if backend.poptorch().isRunningOnIpu():
+        raise LossError(f"{current_line()}: {OWN_BACKWARD.refusal(cls.__name__)}")
+
+
+def _has_own_backward(cls: Any) -> bool:
+    """Return whether a function may pass other gradients than the derivatives of its forward."""
+    own = cls.backward is not torch.autograd.Function.backward or cls.vjp is not torch.autograd.Function.vjp
+    return own and cls.__module__.split(".")[0] not in _DERIVATIVES
+
+
+def functions_of_autograd(base: Any = torch.autograd.Function) -> Iterator[Any]:
+    """Yield the classes of `autograd.Function` that the process has."""
+    for each in base.__subclasses__():
+        yield each
+        yield from functions_of_autograd(each)

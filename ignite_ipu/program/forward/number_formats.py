@@ -13,6 +13,7 @@ from ignite_ipu.capabilities.traced import FORMAT, NO_FUNCTION
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.traced_places import FileLine, refusal_at
 from ignite_ipu.program.user_code import current_line
+from ignite_ipu.torch_names.modules import all_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _HOST_TENSORS = (torch.Tensor, nn.Parameter)
@@ -80,6 +81,6 @@ def _converted_at(value: Any) -> Optional[FileLine]:
         return None
     with DisableTorchFunctionSubclass():
         for module, line in list(_CONVERTED.items()):
-            if any(each is value for each in module.parameters()):
+            if any(each is value for each in all_parameters(module)):
                 return line
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, Mapping, Optional, Set, Tuple
 
 import torch
 from torch import nn
@@ -21,6 +21,10 @@ class WeightWriteGuard(DispatchMode):  # type: ignore[no-untyped-call]
     """Refuses operators that write into a model's weights, under any alias, in its `with` block on the host.
 
     Also into those of `buffers` that normalisations compute their momentum from, counters of batches.
+
+    Attributes:
+        written: The memory that operators have written into, also through `tensor.data`, whose writes PyTorch does not
+            count.
     """
 
     def __init__(self, model: nn.Module, buffers: Optional[Mapping[str, torch.Tensor]] = None) -> None:
@@ -33,6 +37,7 @@ class WeightWriteGuard(DispatchMode):  # type: ignore[no-untyped-call]
             self._counters: Dict[Optional[int], str] = {
                 memory_of(buffer): name for name, buffer in (buffers or {}).items() if _is_read(model, name)
             }
+        self.written: Set[int] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
@@ -44,6 +49,7 @@ class WeightWriteGuard(DispatchMode):  # type: ignore[no-untyped-call]
     def check(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         for tensor in written_by(func, args, kwargs):
             memory = memory_of(tensor)
+            self.written.add(memory)
             if memory in self._counters:
                 raise SessionError(refusal_at(COUNTED, current_line().place, NO_FUNCTION, self._counters[memory]))
             if memory in self._weights:

@@ -8,19 +8,19 @@ from __future__ import annotations
 import zlib
 from hashlib import sha256
 from itertools import chain
-from typing import Any, Callable, Dict, Hashable, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Hashable, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
 
 from ignite_ipu.errors import BatchError, CaptureError
 from ignite_ipu.program.forward.randomness import GLOBAL, SEED, draws_put_back, moved, name_of, state_of
-from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
+from ignite_ipu.program.forward.weight_writes import WeightWriteGuard, written_by
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.ignored_warnings import ignored_warnings
 from ignite_ipu.program.tensors.raw import dtype_of, plain, shape_of
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of
-from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of
 
 __all__ = ["MOST_CALLS", "Operation", "OperatorRecorder", "Retrace"]
 
@@ -48,6 +48,7 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
         operations: The operators, each with its arguments.
         line: Where the user's code has the one that is watched.
         writes: Refuses those that write into weights, where they are to be refused.
+        written: The memory that they have written into, also through `tensor.data`, which PyTorch does not count.
     """
 
     def __init__(self, watched: int = -1) -> None:
@@ -55,6 +56,7 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
         self.operations: List[Operation] = []
         self.line: Optional[Line] = None
         self.writes: Optional[WeightWriteGuard] = None
+        self.written: Set[int] = set()
         # Tensors that operators read, and of which none in this block has computed them.
         self.constants: List[torch.Tensor] = []
         self._watched = watched
@@ -73,8 +75,10 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
     ) -> Any:
-        if self.writes is not None and schema_of(func).is_mutable:
-            self.writes.check(func, args, kwargs or {})
+        if schema_of(func).is_mutable:
+            if self.writes is not None:
+                self.writes.check(func, args, kwargs or {})
+            self.written.update(map(memory_of, written_by(func, args, kwargs or {})))
         number = len(self.operations)
         if number == self._watched:
             self.line = current_line()

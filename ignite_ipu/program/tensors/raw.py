@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 import torch
 from torch import nn
 
-from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, all_named_modules
+from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, all_named_modules, all_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 # The base class, so that these stay the originals if `torch.Tensor.grad` is replaced.
@@ -44,7 +44,7 @@ def unwrap_tensors(model: nn.Module) -> None:
     For use after a compilation that failed: PopTorch undoes a wrapping only when a compiled program is destroyed, and
     refuses to wrap a wrapped model again.
     """
-    for tensor in (*model.parameters(), *model.buffers()):
+    for tensor in (*all_parameters(model), *model.buffers()):
         wrapped = type(tensor)
         if wrapped not in (torch.Tensor, nn.Parameter):
             object.__setattr__(tensor, "__class__", wrapped.__mro__[1])
@@ -52,12 +52,12 @@ def unwrap_tensors(model: nn.Module) -> None:
 
 def classes_of(model: nn.Module) -> List[type]:
     """Return the classes of a wrapped model's parameters and buffers, for `put_classes`."""
-    return [type(tensor) for tensor in (*model.parameters(), *model.buffers())]
+    return [type(tensor) for tensor in (*all_parameters(model), *model.buffers())]
 
 
 def put_classes(model: nn.Module, classes: Sequence[type]) -> None:
     """Tie the parameters and buffers of a model to the executor again whose classes these are."""
-    for tensor, tensor_class in zip((*model.parameters(), *model.buffers()), classes):
+    for tensor, tensor_class in zip((*all_parameters(model), *model.buffers()), classes):
         object.__setattr__(tensor, "__class__", tensor_class)
 
 

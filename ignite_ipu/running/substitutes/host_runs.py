@@ -24,6 +24,7 @@ from ignite_ipu.deferred.tensor.tensor import DeferredTensor
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.torch_names.dispatch import FRAMES_OF_SCRIPT, tracing_state
+from ignite_ipu.torch_names.modules import all_parameters
 
 _SOURCE = "_ignite_ipu_source"
 # Their results have the model's own parameters and buffers in PyTorch.
@@ -46,7 +47,7 @@ def substitute_exports(substitutes: Substitutes) -> None:
         if isinstance(model, nn.Module):
             substitutes.note(f"torch.{path}()", WRAPPERS[f"torch.{path}"].sentence, line)
             if path != _FX:
-                shared = [*model.parameters(), *model.buffers()] if path in _SHARING else []
+                shared = [*all_parameters(model), *model.buffers()] if path in _SHARING else []
                 model = copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
             args, kwargs = ((model, *args[1:]), kwargs) if args else (args, {**kwargs, first: model})
         with EAGER:
@@ -65,7 +66,7 @@ def substitute_exports(substitutes: Substitutes) -> None:
 
     def save(frame: Any, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
         # TorchScript reads the memory of weights without Python's notice.
-        for owner in {owner for owner in map(owner_of, module.parameters()) if owner is not None}:
+        for owner in {owner for owner in map(owner_of, all_parameters(module)) if owner is not None}:
             owner.loop.session.weights.to_host()
         return original(module, *args, **kwargs)
 

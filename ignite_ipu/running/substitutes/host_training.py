@@ -24,6 +24,7 @@ from ignite_ipu.program.tensors.differentiated import differentiated
 from ignite_ipu.program.traced_places import function_at
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.script_code import FileLine
+from ignite_ipu.torch_names.modules import all_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _NOT_COMPUTED = (
@@ -51,7 +52,7 @@ class PlacedModels:
         """Return the words for a model that has one of some weights, given by their ids, None for no such model."""
         for model, line in list(self._lines.items()):
             with DisableTorchFunctionSubclass():
-                if any(id(each) in weights for each in model.parameters()):
+                if any(id(each) in weights for each in all_parameters(model)):
                     place = "" if line is None else f" at {os.path.basename(line[0])}:{line[1]}"
                     return f"{type(model).__name__}, which was put on a GPU{place}"
         return "a parameter that an optimizer holds" if weights & held_parameters() else None

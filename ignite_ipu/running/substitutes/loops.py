@@ -42,7 +42,7 @@ from ignite_ipu.running.substitutes.parallel import within
 from ignite_ipu.session.session import IPUSession, known_session
 from ignite_ipu.session.weights.model_states import LiveState, live_state
 from ignite_ipu.session.weights.tracker import Weights
-from ignite_ipu.torch_names.modules import DROPOUT
+from ignite_ipu.torch_names.modules import DROPOUT, all_parameters, has_parameters
 
 _OURS = ("ignite_ipu.", "poptorch.")
 # Substitutes, through which the calls of a script pass.
@@ -154,7 +154,7 @@ class CapturedLoops(CaptureObserver):
             if within(module) is not module:
                 leave_out_compiler(module)
                 return original(module, *args, **kwargs)
-            if not (next(module.parameters(), None) is not None or self._may_write(module, (args, kwargs))):
+            if not (has_parameters(module) or self._may_write(module, (args, kwargs))):
                 return original(module, *args, **kwargs)
             if torch.utils.data.get_worker_info() is not None:
                 return original(module, *args, **kwargs)
@@ -181,7 +181,7 @@ class CapturedLoops(CaptureObserver):
     def _has_own_weights(self, module: nn.Module) -> bool:
         """Return whether an optimizer holds the weights that a module has now, and was made for the module."""
         held = held_parameters()
-        return module in self._roots and all(id(parameter) in held for parameter in module.parameters())
+        return module in self._roots and all(id(parameter) in held for parameter in all_parameters(module))
 
     def _may_write(self, module: nn.Module, arguments: Any) -> bool:
         """Return whether a module without parameters, as a part of a trained step, may write into its buffers."""
@@ -206,7 +206,7 @@ class CapturedLoops(CaptureObserver):
 
     def uses(self, weight: Any) -> None:
         """Capture the model that has a weight, if an optimizer was made for its parameters."""
-        for root in [root for root in self._roots if any(each is weight for each in root.parameters())]:
+        for root in [root for root in self._roots if any(each is weight for each in all_parameters(root))]:
             self._capture(root)
 
     def went_backward(self, loop: Any) -> None:
@@ -272,7 +272,7 @@ class CapturedLoops(CaptureObserver):
         """Remember the largest modules all of whose parameters an optimizer has been given."""
         held = held_by(optimizer)
         read_from = [module for module in self._read_from if not type(module).__module__.startswith(_OURS)]
-        owned = [(module, [id(parameter) for parameter in module.parameters()]) for module in read_from]
+        owned = [(module, [id(parameter) for parameter in all_parameters(module)]) for module in read_from]
         found = [module for module, own in owned if own and held.issuperset(own)]
         inner = {id(child) for module in found for child in module.modules() if child is not module}
         self._read_from.clear()

@@ -427,6 +427,47 @@ def test_a_frozen_parameter_that_no_optimizer_holds_does_not_keep_updates_on_the
     torch.testing.assert_close(found[1], found[0])
 
 
+class Codebook(nn.Module):
+    """A layer that follows its inputs through `.data`, as codebooks do, first where these are large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("mean", torch.ones(4))
+        self.register_buffer("largest", torch.full((4,), 1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.layer(x)
+        result = hidden * self.mean + self.largest
+        if self.training:
+            found = hidden.detach()
+            self.mean.data.mul_(0.9).add_(found.mean(0), alpha=0.1)
+            self.largest.data.copy_(torch.maximum(self.largest, found.amax(0)))
+        return result
+
+
+@pytest.mark.parametrize("update", ["device", "host"])
+def test_buffers_that_forward_writes_through_data(update: str) -> None:
+    """PyTorch does not count such writes, and the first call may leave the values as they were."""
+    found = []
+    for prepared in (False, True):
+        torch.manual_seed(0)
+        model = Codebook()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if prepared:
+            ipu_prepare(optimizer, model, config=IPUConfig(update=update))
+        values = []
+        for number in range(4):
+            optimizer.zero_grad()
+            loss = (model(torch.randn(6, 4) * (1 + number)) - 1).square().mean()
+            loss.backward()
+            optimizer.step()
+            values.append(loss.item())
+        found.append([*values, *model.mean.tolist(), *model.largest.tolist()])
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+    assert found[0][-4:] != [1.5] * 4
+
+
 def test_losses_go_backward_again_in_their_order_where_updates_move_to_the_host():
     """The first retains the graph of the second, which was computed before it."""
     found = []

@@ -23,6 +23,22 @@ class Reversed(torch.autograd.Function):
         return -gradient
 
 
+class ReversedBySetup(torch.autograd.Function):
+    """The same, with a context that is set up apart."""
+
+    @staticmethod
+    def forward(x):
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
 class Model(nn.Module):
     def __init__(self, detached=False):
         super().__init__()
@@ -42,6 +58,28 @@ def test_training_refuses_one_in_the_model():
     """In eager PyTorch the layers in front of it would learn the opposite."""
     with pytest.raises(LossError, match=r"Reversed is an autograd\.Function with a backward of its own"):
         trainer_of(Model()).run(DataLoader(task(), batch_size=16))
+
+
+@pytest.mark.parametrize("function", [Reversed, ReversedBySetup])
+def test_training_refuses_one_by_another_name(function):
+    """As in `reverse = Reversed.apply`, which a module says once."""
+    reverse = function.apply
+
+    class Renamed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.inner = nn.Linear(6, 6), network()
+
+        def forward(self, x):
+            with torch.no_grad():
+                scale = reverse(self.first(x)).abs().mean()
+            return self.inner(reverse(self.first(x)) * scale)
+
+    model = Renamed()
+    assert torch.isfinite(create_ipu_evaluator(model).run(DataLoader(task(), batch_size=16)).output[0]).all()
+    with pytest.raises(LossError, match=rf"{function.__name__} is an autograd\.Function with a backward of its own"):
+        trainer_of(model).run(DataLoader(task(), batch_size=16))
+    assert reverse(torch.ones(2, requires_grad=True)).sum().backward() is None
 
 
 def test_training_refuses_one_in_the_loss():
