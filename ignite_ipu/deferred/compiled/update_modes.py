@@ -105,7 +105,8 @@ class UpdateModes:
                     f"between {problem}. The calls of one update are one program: change the model after "
                     "optimizer.step()."
                 )
-        flags = [trained.get(id(each), (None, flag))[1] for each, flag in zip(self._modes.parameters, modes.trained)]
+        parameters = zip(map(id, self._modes.parameters), modes.trained)
+        flags = [trained[number][1] if number in trained else flag for number, flag in parameters]
         modes = modes if flags == modes.trained else modes._replace(trained=flags)
         if not differ:
             return modes
