@@ -91,11 +91,11 @@ class UpdateModes:
                 noted, before = trained.setdefault(number, (call, flag))
                 if flag != before:
                     first, problem = noted, FROZEN
-            alike = then._replace(trained=others.trained)
-            if problem is None and alike != others:
+            as_trained = then._replace(trained=others.trained)
+            if problem is None and as_trained != others:
                 differ = True
                 if then.training == others.training and then.values == others.values:
-                    problem = others.difference(alike)
+                    problem = others.difference(as_trained)
             # Calls of before the model was known to be a part of a larger one, and calls after.
             differ |= any(apart.of is not then.of and not then.agrees_with(apart) for _, apart in firsts.values())
             problem = then.of.lost(then) if problem is None else problem

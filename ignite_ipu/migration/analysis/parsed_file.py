@@ -112,12 +112,17 @@ class ParsedFile:
         return _grouped((getattr(call.func, "attr", getattr(call.func, "id", None)), call) for call in calls)
 
     def given(self, function: Function, name: str) -> List[Optional[ast.expr]]:
-        """Return the argument for a parameter in each call of a function, or of the class whose constructor it is."""
+        """Return the argument for a parameter in each call of a function, or of the class whose constructor it is.
+
+        The object of a method is no argument.
+        """
         above = self.parents[function]
         made = isinstance(above, ast.ClassDef) and function.name == "__init__"
         called = above.name if isinstance(above, ast.ClassDef) and made else function.name
         positional = [parameter.arg for parameter in (*function.args.posonlyargs, *function.args.args)]
         bound = positional[:1] == ["self"]
+        if bound and name == "self":
+            return []
         position = positional.index(name) - bound if name in positional else None
         calls = self._calls_by_last_name.get(called, ())
         return [argument(each, name, position) for each in calls if (bound and not made) or dotted(each.func) == called]

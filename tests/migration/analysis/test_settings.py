@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import textwrap
 
 import pytest
 
@@ -279,3 +280,29 @@ def test_code_that_finally_runs_counts_behind_a_return_that_a_setting_decides():
 def test_gradients_are_clipped_on_the_host_if_a_known_test_clips_them(name):
     limit, test, expected = CLIPS[name]
     assert judge_source(Source("program.py", CLIPPED.format(limit=limit, test=test)))[2].verdict is expected
+
+
+def test_the_object_of_a_method_is_no_argument_of_its_calls():
+    """As where a mixin asks for an attribute that another class gives it, and is called without arguments."""
+    code = """
+        import torch
+        from torch import nn
+
+        class Merged:
+            def train(self, mode=True):
+                nn.Linear.train(self, mode)
+                if mode:
+                    if self.rank > 0:
+                        self.weight.data -= self.update()
+
+        class Layer(Merged, nn.Linear):
+            rank = 2
+
+        model = Layer(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.train()
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    """
+    assert judge_source(Source("train.py", textwrap.dedent(code)))[2].verdict is Verdict.TRAINS
