@@ -18,10 +18,13 @@ from ignite_ipu.migration.analysis.kinds import (
     used_as_tensor,
 )
 from ignite_ipu.migration.analysis.models import Model
-from ignite_ipu.migration.analysis.names import assignments
+from ignite_ipu.migration.analysis.names import assignments, dotted, walk
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.scope import Environment, OutsideCall, Scope
 from ignite_ipu.migration.analysis.values import PYTHON, UNKNOWN, Origin, Value, join, result
+
+# Parts in parts that a parameter is followed through.
+_DEEPEST = 4
 
 
 class ForwardAnalysis:
@@ -92,11 +95,29 @@ class ForwardAnalysis:
         given: Dict[Optional[str], Value] = {}
         for arg in parameters_of(function)[model is not None :]:
             kind = declared_kind(function, arg)
-            tensor = kind is Kind.UNKNOWN and used_as_tensor(
-                function, arg.arg, self.names, self.layers, self.of_tensors
-            )
+            tensor = kind is Kind.UNKNOWN and self._used_as_tensor(function, model, arg.arg)
             given[arg.arg] = Value(Kind.TENSOR, origin) if tensor else declared(kind, origin)
         self.call(function, model, (), given)
+
+    def _used_as_tensor(self, function: Function, model: Optional[Model], name: str, depth: int = 0) -> bool:
+        """Return whether a parameter is used as a tensor, by a function or by the file's own parts of its model."""
+        if used_as_tensor(function, name, self.names, self.layers, self.of_tensors):
+            return True
+        calls = [node for node in walk(function) if isinstance(node, ast.Call)] if model and depth < _DEEPEST else []
+        for call in calls:
+            owner, _, attribute = (dotted(call.func) or "").partition(".")
+            names = model.constructed_in(attribute) if model is not None and owner == "self" else set()
+            for part in [self.models[each] for each in sorted(names & self.models.keys())]:
+                forward = part.method("forward")
+                if forward is None:
+                    continue
+                own = [arg.arg for arg in parameters_of(forward)][1:]
+                given = [*zip(own, call.args), *((each.arg, each.value) for each in call.keywords)]
+                for inner, value in given:
+                    handed = isinstance(value, ast.Name) and value.id == name
+                    if handed and inner is not None and self._used_as_tensor(forward, part, inner, depth + 1):
+                        return True
+        return False
 
     def call(
         self,

@@ -167,3 +167,26 @@ def test_a_layer_is_reported_where_it_is_called(findings):
         (12, "train"),
         (13, "This"),
     ]
+
+
+def test_arguments_that_a_model_hands_to_its_parts(lines):
+    """A model that only passes a tensor on does not show that it is one; the part does."""
+    code = """
+        import torch
+        from torch import nn
+
+        class Tower(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.bag = nn.EmbeddingBag(10, 4)
+            def forward(self, ids, starts):
+                return self.bag(ids, starts)
+
+        class Towers(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.user, self.item = Tower(), Tower()
+            def forward(self, users, user_starts, items, item_starts):
+                return self.user(users, user_starts) * self.item(starts=item_starts, ids=items)
+    """
+    assert lines(RULE, code) == [9]
