@@ -130,6 +130,12 @@ class Program(ParsedFile):
             analysis.run(self.functions[name])
         return analysis.facts, analysis.outside
 
+    @cached_property
+    def compiled(self) -> Set[ast.AST]:
+        """The nodes of models, but of losses that a loop calls, whose code is the loop's own."""
+        losses = {node for model in self.models if self._is_loop_loss(model) for node in walk(model.node)}
+        return self.traced - losses
+
     def _is_loop_loss(self, model: Model) -> bool:
         """Return whether a class is a loss that a loop calls, not an engine."""
         return not self.training.trainers and self._is_loss(model)

@@ -35,12 +35,12 @@ def check(program: Program) -> Hits:
     for node in program.nodes(ast.Attribute):
         parent = program.parents.get(node)
         used = program.names.resolve(node) is None and not (isinstance(parent, ast.Call) and parent.func is node)
-        if node.attr == "grad" and used and node not in program.traced:
+        if node.attr == "grad" and used and node not in program.compiled:
             entry = _entry(program, node)
             outcome = None if entry is not None else Outcome.HANDLED
             yield Hit(node, "a gradient is used on the host, where it is always None", run=outcome, entry=entry)
     for call, name in program.calls("torch.autograd.grad", "torch.autograd.backward"):
-        if call not in program.traced:
+        if call not in program.compiled:
             if name.endswith("grad") and _goes_on(program, call):
                 yield _differentiated_again(call, name, GRADIENTS[f"{name}(create_graph)"])
             else:

@@ -38,3 +38,31 @@ def test_flags_that_settings_turn_on(lines):
         loss.backward(create_graph=once)
     """
     assert lines(RULE, code) == [3, 4]
+
+
+def test_a_loss_without_weights_is_the_loop_s_code(lines):
+    """As virtual adversarial training, which asks for the gradient of a disturbance; a model's forward is traced."""
+    code = """
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__(); self.layer = nn.Linear(4, 2)
+            def forward(self, x):
+                return self.layer(x) + x.grad
+
+        class AdversarialLoss(nn.Module):
+            def forward(self, model, x):
+                d = torch.zeros_like(x).requires_grad_()
+                model(x + d).sum().backward()
+                return model(x + d.grad).mean()
+
+        model, criterion = Net(), AdversarialLoss()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x in data:
+            optimizer.zero_grad()
+            criterion(model, x).backward()
+            optimizer.step()
+    """
+    assert lines(RULE, code) == [14]
