@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import importlib
 import multiprocessing
+import multiprocessing.spawn
 import os
 import random
 import sys
@@ -176,6 +177,15 @@ def processes() -> Iterator[Processes]:
     found = Processes()
     yield found
     found.close()
+
+
+@pytest.fixture
+def forks_spawned(processes: Processes) -> Iterator[None]:
+    """Have processes that `multiprocessing` spawns need not import torch."""
+    before = multiprocessing.spawn.get_executable()
+    multiprocessing.set_executable(processes.python)
+    yield
+    multiprocessing.set_executable(before)
 
 
 @pytest.fixture(scope="session")

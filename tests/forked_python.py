@@ -1,20 +1,23 @@
 """The `python` of programs that tests start: has a program forked from the process of `tests.processes`.
 
 The socket of that process is beside this file. Signals are passed on to the program, which is killed with this process,
-sees the parent of this process as its own, and gives it its exit code. With options of the interpreter, or with open
-files besides the standard streams, Python itself is started.
+sees the parent of this process as its own, has its open files, and gives it its exit code. With other options of the
+interpreter than `-u` and `-B`, Python itself is started.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
+import itertools
 import json
 import os
 import signal
 import socket
 import sys
 
+# Options that a forked program can have.
+_PLAIN = ("-u", "-B")
 _PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -25,19 +28,21 @@ def _is_inherited(descriptor: int) -> bool:
 
 
 def _main() -> int:
-    unbuffered = sys.argv[1:2] == ["-u"]
-    words = sys.argv[1 + unbuffered :]
+    words = sys.argv[1:]
+    options = list(itertools.takewhile(_PLAIN.__contains__, words))
+    words = words[len(options) :]
     is_option = not words or (words[0].startswith("-") and words[0] not in ("-c", "-m"))
-    if is_option or any(_is_inherited(each) for each in map(int, os.listdir("/proc/self/fd")) if each > 2):
+    if is_option:
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+    inherited = [each for each in sorted(map(int, os.listdir("/proc/self/fd"))) if each > 2 and _is_inherited(each)]
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(os.path.join(os.path.dirname(os.path.abspath(__file__)), "socket"))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # until the request is sent
     for number in _PASSED_ON:
         signal.signal(number, lambda received, frame: connection.send(bytes([received])))
-    about = {"words": words, "env": dict(os.environ), "cwd": os.getcwd(), "unbuffered": unbuffered}
-    request = json.dumps({**about, "waiting": os.getpid()}).encode()
-    streams = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
+    about = {"words": words, "env": dict(os.environ), "cwd": os.getcwd(), "options": options}
+    request = json.dumps({**about, "waiting": os.getpid(), "inherited": inherited}).encode()
+    streams = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2, *inherited]))]
     connection.sendmsg([len(request).to_bytes(4, "big")], streams)
     connection.sendall(request)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)

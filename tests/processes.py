@@ -12,9 +12,11 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
+import multiprocessing
 import os
 import runpy
 import selectors
@@ -39,6 +41,8 @@ _IMPORTED = ("torch", "torch._dynamo", "ignite.engine", "ignite.handlers", "igni
 _ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
 _LOOK_SECONDS = 0.005
 _ENDED = (signal.SIGCHLD,)
+_MOST_FILES = 253
+"""How many a message between processes can carry."""
 # The connections of the Pythons that wait for a program, by its id.
 _waiting: Dict[int, socket.socket] = {}
 
@@ -62,7 +66,7 @@ class Processes:
         """Return the outcome of `python ARGUMENTS...`, which begin with a script's path, `-c` or `-m`.
 
         The packages in `without` cannot be imported. If it `forks`, so do the programs that it starts by
-        `sys.executable`.
+        `sys.executable`, and the processes that it spawns.
         """
         with self.start(arguments, env, cwd, without, forks) as process:
             done = subprocess.CompletedProcess(process.words, process.wait(), process.output(), process.errors())
@@ -261,12 +265,12 @@ def _forked(connection: Optional[socket.socket]) -> bool:
 
 
 def _received(connection: socket.socket) -> List[Dict[str, Any]]:
-    """Return the request of a Python that waits for a program, with the streams that it passes on.
+    """Return the request of a Python that waits for a program, with the streams and files that it passes on.
 
     There is none if that Python was killed before it had sent all of it.
     """
     streams = array.array("i")
-    length, ancillary, *_ = connection.recvmsg(4, socket.CMSG_LEN(3 * streams.itemsize))
+    length, ancillary, *_ = connection.recvmsg(4, socket.CMSG_LEN(_MOST_FILES * streams.itemsize))
     for _, _, data in ancillary:
         streams.frombytes(data)
     missing, text = int.from_bytes(length, "big"), b""
@@ -322,18 +326,19 @@ def _become(request: Dict[str, Any]) -> None:
         files = [Path(request["folder"], name) for name in ("output", "errors")]
         streams = [os.open(each, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for each in files]
         streams = [os.open(os.devnull, os.O_RDONLY), *streams]
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
+    _put_files(streams, [0, 1, 2, *request.get("inherited", ())])
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
     if "waiting" in request:
         os.getppid = lambda: _parent_of(request["waiting"])
-    if request.get("unbuffered"):
+    options = request.get("options", ())
+    sys.dont_write_bytecode = sys.dont_write_bytecode or "-B" in options
+    if "-u" in options:
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     if request["forks"]:
         sys.executable = request["python"]
+        multiprocessing.set_executable(request["python"])
     for package in request.get("without", ()):
         for name in [name for name in sys.modules if name.split(".")[0] == package]:
             del sys.modules[name]
@@ -350,6 +355,16 @@ def _become(request: Dict[str, Any]) -> None:
     else:
         sys.argv, sys.path[0] = [first, *rest], os.path.dirname(os.path.abspath(first))
         runpy.run_path(first, run_name="__main__")
+
+
+def _put_files(files: Sequence[int], numbers: Sequence[int]) -> None:
+    """Give open files other numbers, in whose place other files may be."""
+    moved = [fcntl.fcntl(each, fcntl.F_DUPFD, max(numbers) + 1) for each in files]
+    for each in files:
+        os.close(each)
+    for each, number in zip(moved, numbers):
+        os.dup2(each, number)
+        os.close(each)
 
 
 def _parent_of(process: int) -> int:

@@ -236,6 +236,7 @@ def test_libraries_that_look_for_optional_packages_find_it(poptorch, probe):
         versions.require_version("poptorch>=4")
 
 
+@pytest.mark.usefixtures("forks_spawned")
 def test_its_classes_can_be_inspected_and_their_objects_pickled(poptorch):
     """By name: in another process, whether or not the emulator is installed there."""
     assert "class Options" in inspect.getsource(poptorch.Options)
@@ -256,6 +257,7 @@ def test_its_classes_can_be_inspected_and_their_objects_pickled(poptorch):
     assert [type(each) for each in returned] == [type(each) for each in objects]
 
 
+@pytest.mark.usefixtures("forks_spawned")
 def test_workers_of_a_loader_have_poptorch_too(poptorch):
     """Also those that start afresh, with the data that the parent sends them."""
     loader = poptorch.DataLoader(
@@ -428,7 +430,7 @@ def test_processes_that_a_program_starts_have_poptorch_too(script, processes):
         """
     )
     code = f"from ignite_ipu.emulator import run_script; run_script({path!r})"
-    run = processes.run(["-c", code], check=True)
+    run = processes.run(["-c", code], check=True, forks=True)
     assert run.stdout.split() == [emulator.__version__] * 2
 
 

@@ -91,6 +91,7 @@ def test_whole_models_of_the_scripts_own_classes_are_saved_and_train_on(run, tmp
     assert run(text).output == found
 
 
+@pytest.mark.usefixtures("forks_spawned")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_loaders_may_have_worker_processes(run, method):
     """Spawned ones import the script again, under another name."""

@@ -36,6 +36,7 @@ def test_a_sequence_of_each_refusal_is_shown_if_asked_for(
     assert capsys.readouterr().out == "1 refused: too large\n    1\n"
 
 
+@pytest.mark.usefixtures("forks_spawned")
 def test_processes_share_the_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of them, with the sums of one that plays all; some of these sequences are refused."""
     monkeypatch.setattr(campaign, "_SIZE", 3)

@@ -186,6 +186,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.usefixtures("forks_spawned")
 def test_spawned_processes_train_together(run, tmp_path):
     """Each has half of the batch, and their mean gradient is that of one process with the whole."""
     alone, together = (tmp_path / name for name in ("alone", "together"))
@@ -203,6 +204,7 @@ def test_spawned_processes_train_together(run, tmp_path):
         torch.testing.assert_close(weights, expected)
 
 
+@pytest.mark.usefixtures("forks_spawned")
 def test_a_refusal_in_a_spawned_process_is_the_runs(run, tmp_path):
     text = TRAINED_IN_PROCESSES.replace("EXTRA", "torch.cuda.CUDAGraph()")
     with pytest.raises(RunError, match=r"script.py:\d+: torch.cuda.CUDAGraph.*cannot be mapped"):
