@@ -66,6 +66,8 @@ class Restriction:
 
     def concerns(self, value: Any) -> bool:
         """Return whether a value of the argument is concerned; None stands for one that is not given."""
+        if self.when is None:
+            return True
         value = list(value) if isinstance(value, tuple) else value
         if isinstance(self.when, Mapping):
             ((how, limit),) = self.when.items()
@@ -76,7 +78,6 @@ class Restriction:
                 return any(number > limit if how == "above" else number < limit for number in numbers)
             return (value in limit) is (how == "in")
         return {
-            None: True,
             "always": True,
             "given": value is not None and value is not False,
             "missing": value is None,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
+import torch
 from torch.overrides import TorchFunctionMode
+
+from ignite_ipu.program.tensors.trees import tensors_in
 
 
 class FunctionContext(TorchFunctionMode):
@@ -14,6 +17,12 @@ class FunctionContext(TorchFunctionMode):
     @abc.abstractmethod
     def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Return the function's result."""
+
+    def concerns(
+        self, func: Callable[..., Any], tensors: List[torch.Tensor], args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> bool:
+        """Return False if `call` would do no more than call the function with these arguments and their `tensors`."""
+        return True
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
@@ -30,4 +39,31 @@ class FunctionGuard(FunctionContext):
 
     def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         self.check(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+class FunctionContexts(TorchFunctionMode):
+    """Several contexts in one `with` block, as if each was within the next one.
+
+    A call comes to those that it concerns. In one context for each, PyTorch would hand every call on as many times.
+    """
+
+    def __init__(self, *contexts: FunctionContext) -> None:
+        super().__init__()
+        self._contexts = [
+            (each, FunctionContexts(*contexts[number + 1 :]) if contexts[number + 1 :] else None)
+            for number, each in enumerate(contexts)
+        ]
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        tensors = tensors_in((args, kwargs))
+        for context, rest in self._contexts:
+            if context.concerns(func, tensors, args, kwargs):
+                if rest is None:
+                    return context.call(func, args, kwargs)
+                with rest:
+                    return context.call(func, args, kwargs)
         return func(*args, **kwargs)

@@ -20,6 +20,7 @@ from ignite_ipu.program.forward.model_libraries import (
     without_generation_cache,
 )
 from ignite_ipu.program.forward.statistics import StatisticsWritten
+from ignite_ipu.program.function_mode import FunctionContexts
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.torch_names.modules import AnyBatchNorm, all_named_modules
 
@@ -35,14 +36,12 @@ def guarded(step: BatchStep, training: bool = False) -> Iterator[bool]:
             stack.enter_context(step.integers.on_device(step))
             if training:
                 stack.enter_context(own_backwards_refused())
-                stack.enter_context(GradientHookGuard())
-            else:
-                stack.enter_context(StatisticsWritten())
             # The loss, and other operations after the model, belong to the last block of a model annotated by hand.
             stack.enter_context(mock.patch.object(backend.poptorch().Block, "__exit__", _stay_open))
             constants = step.shown.constants(step)
             declared = declared_as_tracing(None if training else step.is_recorded)
-            with HostTensorsMovedIn(), Equivalents(), constants, declared:
+            last = GradientHookGuard() if training else StatisticsWritten()
+            with FunctionContexts(constants, Equivalents(), HostTensorsMovedIn(), last), declared:
                 with without_checkpointing(training), without_generation_cache(step.model):
                     yield True
             if constants.refusal is not None:

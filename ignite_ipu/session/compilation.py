@@ -40,7 +40,7 @@ def traced_on_host(source: ProgramSource, leaves: Sequence[Any]) -> Tuple[Python
     python, kept = step.python_state(), ModuleAttributes(step)
     trace = HostTrace(retrace, counted_by_norms(step))
     try:
-        varying = retrace.begin(python, step.is_tried, step.leaves_behind)
+        varying = retrace.begin(python, step.is_tried, step.leaves_behind, source.effects.first_operations())
         writes = bool(call.written or step.computed.places) or _updates_statistics(step)
         trace = HostTrace(retrace, call.counted, call.written, varying, call.shapes, writes)
         if resolved.training:

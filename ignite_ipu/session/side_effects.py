@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -11,12 +11,12 @@ from ignite_ipu.capabilities.traced import FORMAT
 from ignite_ipu.errors import OptionsError, SessionError, listed, logger
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.forward.assigned_buffers import Assignments
-from ignite_ipu.program.forward.dependence import DeviceDrawsUndone
 from ignite_ipu.program.forward.first_call import SetOnce, set_once
 from ignite_ipu.program.forward.integer_buffers import CARRIED
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.forward.randomness import draw_from, draws_put_back, host_random_state
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
+from ignite_ipu.program.guards.retrace import FirstCallRecorder, Operation
 from ignite_ipu.program.micro_batches import first_micro_batch
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, plain
@@ -36,6 +36,8 @@ class SideEffects:
         # PopTorch's class of the step makes each look-up of a part of it a search.
         self.computed = step.computed
         self._buffers: List[Sequence[str]] = []  # empty until they are known
+        # Those of the first call, if it has changed nothing and is to be compared with the next one.
+        self._operations: Optional[List[Operation]] = None
         self._computed_from: Tuple[int, int] = (-1, -1)  # the weights that attributes were computed from last
 
     def set_up(self, leaves: Sequence[Any], refuse: Callable[[str], None], ahead: bool = False) -> None:
@@ -57,21 +59,26 @@ class SideEffects:
         state = host_random_state()
         keeps: List[bool] = []
 
-        depends = DeviceDrawsUndone(tensors_in(inputs))
+        recorder = FirstCallRecorder()
 
         def call() -> Any:
-            with depends:
-                result = step.forward(*map_tensors(inputs, torch.Tensor.clone))
+            given = map_tensors(inputs, torch.Tensor.clone)
+            recorder.begin(tensors_in(given), variable)
+            with recorder:
+                result = step.forward(*given)
             keeps.append(assignments.are_possible)
             return result
 
         try:
-            with step.host_weights.put_into(step):
+            with step.host_weights.put_into(step) as (variable, _, _):
                 known, assignments = named_tensors(step.model).keys(), Assignments(step.model)
-                found = set_once(step.model, call)
+                found = set_once(step.model, call, recorder)
                 made = [
-                    name for name, each in named_tensors(step.model).items() if name not in known and depends.has(each)
+                    name
+                    for name, each in named_tensors(step.model).items()
+                    if name not in known and recorder.depends(each)
                 ]
+                self._operations = recorder.operations if len(keeps) == 1 and not found.values else None
         except SessionError:
             raise
         except Exception as error:
@@ -98,6 +105,11 @@ class SideEffects:
         if found.values:
             found.put(step.model)
             self._weights.host_changed()
+
+    def first_operations(self) -> Optional[List[Operation]]:
+        """Return the operators of the call of `set_up`, once, if it has changed nothing; None otherwise."""
+        operations, self._operations = self._operations, None
+        return operations
 
     def carry_integers(self, leaves: Sequence[Any], several_ipus: bool) -> None:
         """Have the buffers of integers carried that a call writes, before PopTorch wraps the step.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import cProfile
+import itertools
 from typing import Any
 
 import pytest
@@ -57,3 +59,41 @@ def test_nothing_is_set_ahead_of_the_first_batch() -> None:
     assert not model.ready
     trainer.run([BATCH])
     torch.testing.assert_close(model.mean, BATCH[0].mean(0))
+
+
+class Called(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.drop = nn.Linear(4, 4), nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.drop(self.layer(x))
+
+
+def test_the_host_calls_a_model_once_before_the_trace_and_once_after_it() -> None:
+    """The operators of both calls are compared; random numbers are as before."""
+    model = Called()
+    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss())
+    random = torch.get_rng_state()
+    profile = cProfile.Profile()
+    profile.runcall(trainer._process_function, trainer, BATCH)
+    code = Called.forward.__code__
+    assert [entry.callcount for entry in profile.getstats() if entry.code is code] == [3]
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_an_iterator_that_goes_round_is_no_constant() -> None:
+    """It is in the same place in every second call, and does not show it."""
+
+    class Scaled(Called):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factors = itertools.cycle((1.0, 2.0))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return super().forward(x) * next(self.factors)
+
+    model = Scaled()
+    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss())
+    with pytest.raises(SessionError, match=r"changes Python values in every call.*itertools\.cycle"):
+        trainer.run([BATCH])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -107,11 +108,12 @@ class _Call:
         position = table.positions(self.name).get(argument)
         return self.args[position] if position is not None and position < len(self.args) else None
 
-    def tensors(self) -> Tuple[IpuTensor, ...]:
-        return tuple(leaf for leaf in leaves((tuple(self.args), dict(self.kwargs))) if isinstance(leaf, IpuTensor))
+    @functools.cached_property
+    def tensors(self) -> List[IpuTensor]:
+        return [leaf for leaf in leaves((tuple(self.args), dict(self.kwargs))) if isinstance(leaf, IpuTensor)]
 
     def dtypes(self) -> Set[torch.dtype]:
-        return {tensor.meta.dtype for tensor in self.tensors()}
+        return {tensor.meta.dtype for tensor in self.tensors}
 
     def has_fractions(self, *names: str) -> bool:
         """Return whether a number that is passed by position, or by one of these names, is a float."""
@@ -119,7 +121,7 @@ class _Call:
 
     def varies(self) -> bool:
         """Return whether some argument is no constant of the program."""
-        return any(map(self.capture.writers.vary, self.tensors()))
+        return any(map(self.capture.writers.vary, self.tensors))
 
 
 def _found(call: _Call, loss: bool = False) -> Iterator[Tuple[table.Restriction, str]]:
@@ -170,8 +172,10 @@ def check_arguments(
 
     Those with which it does not compile are refused, and those with which it is likely not to are warned of.
     """
+    if not table.restricted(name):
+        return args, kwargs
     call = _Call(name, args, kwargs, capture)
-    if not table.restricted(name) or not (call.varies() or capture.outer is not None):
+    if not (call.varies() or capture.outer is not None):
         return args, kwargs  # operations on constants alone are folded while compiling
     for restriction, text in _found(call):
         if restriction.refused:
@@ -251,7 +255,7 @@ def _integers(call: _Call) -> bool:
 
 
 def _converts(call: _Call) -> bool:
-    dtype, given = call.get("dtype"), call.tensors()[0].meta.dtype
+    dtype, given = call.get("dtype"), call.tensors[0].meta.dtype
     if not isinstance(dtype, torch.dtype) or not (dtype.is_floating_point or given.is_floating_point):
         return False
     return narrow(dtype) is not narrow(given)
@@ -259,7 +263,7 @@ def _converts(call: _Call) -> bool:
 
 def _broadcasts(call: _Call) -> bool:
     """Return whether the shapes of the tensors differ elsewhere than in the dimension that is named."""
-    shapes = [list(tensor.meta.shape) for tensor in call.tensors()]
+    shapes = [list(tensor.meta.shape) for tensor in call.tensors]
     for shape in shapes:
         del shape[call.get("dim")]
     return any(shape != shapes[0] for shape in shapes)
@@ -388,7 +392,7 @@ _RULES: Dict[str, Callable[[_Call], bool]] = {
     "reflects_three": lambda call: call.get("mode") == "reflect" and len(call.get("pad")) > _FLAT,
     "repeated_subscript": _repeated_subscript,
     "selected_values": _selected_values,
-    "shapes_differ": lambda call: len({tuple(tensor.meta.shape) for tensor in call.tensors()}) > 1,
+    "shapes_differ": lambda call: len({tuple(tensor.meta.shape) for tensor in call.tensors}) > 1,
     "slices_constant": _slices_constant,
     "steps": _stepped,
     "turned": _turned,

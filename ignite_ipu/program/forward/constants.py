@@ -48,6 +48,10 @@ _NUMBERS = _words(
     "__getitem__ __setitem__ narrow select view reshape expand repeat tile unflatten topk chunk split roll"
 )
 _JOINED = _words("cat concat concatenate hstack vstack dstack row_stack column_stack")
+_ACCESSORS = _words("__get__ __set__ __delete__")
+# Functions of these names do more than read tensors, or take arguments of the host.
+_BY_NAME = _READS | _LIKE | _AS | _NUMBERS | _JOINED | {"repeat_interleave"}
+_WRITTEN = _words("inplace out")
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _Args = Tuple[Any, ...]
 _Kwargs = Dict[str, Any]
@@ -78,9 +82,17 @@ class HostConstants(FunctionContext):
             self._known[id(tensor)] = tensor, own
             self._sources[_memory(own)] = frozenset([name])
 
+    def concerns(self, func: Callable[..., Any], tensors: List[torch.Tensor], args: _Args, kwargs: _Kwargs) -> bool:
+        name = getattr(func, "__name__", "")
+        if name in _ACCESSORS:
+            return False
+        if name in _BY_NAME or _writes(name) or not kwargs.keys().isdisjoint(_WRITTEN):
+            return True
+        return all([self._value(tensor) is not None for tensor in tensors])
+
     def call(self, func: Callable[..., Any], args: _Args, kwargs: _Kwargs) -> Any:
         name = getattr(func, "__name__", "")
-        if name in ("__get__", "__set__", "__delete__"):
+        if name in _ACCESSORS:
             return func(*args, **kwargs)
         if name in _JOINED:
             args = _without_empty(args)
@@ -208,8 +220,7 @@ class HostConstants(FunctionContext):
 
     def _note_writes(self, name: str, args: _Args, kwargs: _Kwargs) -> None:
         """Forget the values of constants that a call writes other values into."""
-        writes = name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
-        written: List[Any] = [*args[:1]] if writes or kwargs.get("inplace") else []
+        written: List[Any] = [*args[:1]] if _writes(name) or kwargs.get("inplace") else []
         for tensor in tensors_in([*written, kwargs.get("out")]):
             value = self._known.get(id(tensor), (None, None))[1]
             if value is not None:
@@ -268,6 +279,11 @@ def _made(func: Callable[..., Any], args: _Args, kwargs: _Kwargs) -> Any:
         return func(*args, **{**kwargs, "device": _HOST})
     except TypeError:  # it takes no device
         return func(*args, **kwargs)
+
+
+def _writes(name: str) -> bool:
+    """Return whether a function of this name writes into its first argument."""
+    return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
 
 
 def _names_ipu(value: Any) -> bool:

@@ -23,6 +23,11 @@ Function = Callable[..., Any]
 class Equivalents(FunctionContext):
     """Context in which functions that PopTorch does not compile are computed by others."""
 
+    def concerns(
+        self, func: Function, tensors: List[torch.Tensor], args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> bool:
+        return func in EQUIVALENTS
+
     def call(self, func: Function, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         equivalent = EQUIVALENTS.get(func)
         return func(*args, **kwargs) if equivalent is None else equivalent(func, *args, **kwargs)

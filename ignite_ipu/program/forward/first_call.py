@@ -18,6 +18,7 @@ from ignite_ipu.program.forward.module_attributes import SCALARS, ModuleAttribut
 from ignite_ipu.program.forward.randomness import draw_from, host_random_state
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard, written_by
 from ignite_ipu.program.guards.python_state import named_by
+from ignite_ipu.program.guards.retrace import FirstCallRecorder
 from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.user_code import current_line
@@ -46,21 +47,21 @@ class SetOnce(NamedTuple):
             plain(tensors[name]).copy_(value)
 
 
-def set_once(model: nn.Module, call: Callable[[], Any]) -> SetOnce:
+def set_once(model: nn.Module, call: Callable[[], Any], recorder: Optional[FirstCallRecorder] = None) -> SetOnce:
     """Call a model for the first time, and return what only this call sets.
 
     Tensors are as before afterwards, attributes and random numbers of the host as after one call. `call` calls the
-    model on the host; it is made up to three times.
+    model on the host, in a `recorder` if it has one; it is made up to three times.
 
     Raises:
         SessionError: Each call writes into weights, or the first one returns another result than later ones.
     """
-    return _FirstCalls(model, call).set_once()
+    return _FirstCalls(model, call, recorder).set_once()
 
 
 class _FirstCalls:
-    def __init__(self, model: nn.Module, call: Callable[[], Any]) -> None:
-        self._model, self._call = model, call
+    def __init__(self, model: nn.Module, call: Callable[[], Any], recorder: Optional[FirstCallRecorder] = None) -> None:
+        self._model, self._call, self._recorder = model, call, recorder
         with DisableTorchFunctionSubclass():
             self._tensors = {name: each for name, each in named_tensors(model).items() if not is_lazy(each)}
             self._memory = {name: plain(each) for name, each in self._tensors.items()}
@@ -80,6 +81,9 @@ class _FirstCalls:
         """Return the result of the function of this name."""
         start, attributes = host_random_state(), ModuleAttributes(self._model)
         first, result = self._recorded()
+        if not first and attributes.are_unchanged:
+            self._restore({})
+            return SetOnce({}, [])
         drawn = self._draws
         after, attributes_after = host_random_state(), ModuleAttributes(self._model)
         changed = attributes.differing(attributes_after)
@@ -123,7 +127,11 @@ class _FirstCalls:
     def _recorded(self) -> Tuple[_Values, List[torch.Tensor]]:
         """Return the values that a call writes, for each tensor in their order, and the tensors that it returns."""
         writes = _Writes(self._memory, self._before)
-        with writes:
+        if self._recorder is None:
+            with _Noted(writes):
+                result = self._call()
+        else:  # a second mode would take each operator as long again
+            self._recorder.around = writes.call
             result = self._call()
         self._draws = writes.draws
         values = {name: each for name, each in writes.values.items() if name not in self._idle}
@@ -153,14 +161,13 @@ class _FirstCalls:
                 self._restore({})
 
 
-class _Writes(DispatchMode):  # type: ignore[no-untyped-call]
-    """Records the values of some tensors after each operator that writes into their memory, in its `with` block.
+class _Writes:
+    """Records the values of some tensors after each operator that writes into their memory.
 
     `before` gets those from before the first write, of tensors that it has not got.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], before: Dict[str, torch.Tensor]) -> None:
-        super().__init__()
         self.values: _Values = {}
         self.draws = 0
         self._before = before
@@ -168,10 +175,8 @@ class _Writes(DispatchMode):  # type: ignore[no-untyped-call]
         for name, tensor in tensors.items():
             self._tensors.setdefault(memory_of(tensor), []).append((name, tensor))
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def call(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        """Return an operator's result."""
         self.draws += torch.Tag.nondeterministic_seeded in func.tags
         if not schema_of(func).is_mutable:
             return func(*args, **kwargs)
@@ -184,6 +189,19 @@ class _Writes(DispatchMode):  # type: ignore[no-untyped-call]
         for name, tensor in written:
             self.values.setdefault(name, []).append(tensor.clone())
         return output
+
+
+class _Noted(DispatchMode):  # type: ignore[no-untyped-call]
+    """Context whose operators are noted."""
+
+    def __init__(self, writes: _Writes) -> None:
+        super().__init__()
+        self._writes = writes
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
+    ) -> Any:
+        return self._writes.call(func, args, kwargs or {})
 
 
 def _decides(value: Any) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 from unittest import mock
 
 import torch
@@ -43,6 +43,11 @@ _REMEDY = (
 
 class GradientHookGuard(FunctionGuard):
     """Context in which a model's forward that registers a hook on a gradient raises `LossError`."""
+
+    def concerns(
+        self, func: Callable[..., Any], tensors: List[torch.Tensor], args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> bool:
+        return func in _REGISTER
 
     def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         if func in _REGISTER:

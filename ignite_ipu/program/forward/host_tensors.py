@@ -40,6 +40,16 @@ class HostTensorsMovedIn(FunctionContext):
         super().__init__()
         self._filled: List[torch.Tensor] = []
 
+    def concerns(
+        self, func: Callable[..., Any], tensors: List[torch.Tensor], args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> bool:
+        if getattr(func, "__name__", "") in _ALONE:
+            return True
+        if len(tensors) < 2:
+            return False  # a look at a device takes a trace as long as an operator
+        on_ipu = [tensor.device.type == "ipu" for tensor in tensors]
+        return any(on_ipu) and not all(on_ipu)
+
     def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Return the function's result for arguments that are all the IPU's, if one is."""
         tensors = tensors_in((args, kwargs))

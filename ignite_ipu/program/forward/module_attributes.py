@@ -38,6 +38,11 @@ class ModuleAttributes:
             full = {name: value.copy() for name, value in _collections(plain) if value}
             self._before.append((path, own, plain, full))
 
+    @property
+    def are_unchanged(self) -> bool:
+        """True if the modules have the same attributes still, none of which may have been written into."""
+        return all([_is_as_before(own, before) for _, own, before, _ in self._before])
+
     def differing(self, later: ModuleAttributes) -> Dict[str, Any]:
         """Return the attributes that have other values or contents later, by path with the later values."""
         then = {path: (plain, full) for path, _, plain, full in later._before}

@@ -25,6 +25,11 @@ _MOMENTUM = 0.1
 class StatisticsWritten(FunctionContext):
     """Context in which normalisations by the batch also update their running statistics."""
 
+    def concerns(
+        self, func: Callable[..., Any], tensors: List[torch.Tensor], args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> bool:
+        return func in _NORMALISATIONS
+
     def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         output = func(*args, **kwargs)
         if func in _NORMALISATIONS:

@@ -229,7 +229,7 @@ class PythonState:
                 return False
             self._registered = registered
         if self._leads:
-            leading = [read() for read in self._leads]
+            leading = self.leading()
             if not all(map(operator.is_, leading, self._leading)):
                 if not all(map(_is_remade, self._leading, leading)):
                     return False
@@ -241,6 +241,10 @@ class PythonState:
                 return False
         watched, in_turn = self._watched, next(self._turns)
         return (watched is None or watched.same) and (in_turn is None or in_turn.same)
+
+    def leading(self) -> List[Any]:
+        """Return the objects that lead to values now."""
+        return [read() for read in self._leads]
 
     def now(self) -> Optional[Tuple[List[bool], List[Hashable]]]:
         """Return the results of `training` and `values`; None if this is not `complete` any more."""

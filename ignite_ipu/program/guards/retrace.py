@@ -5,6 +5,7 @@ Every Python value that a forward reads, in any way, shows in the operators that
 
 from __future__ import annotations
 
+import operator
 import zlib
 from hashlib import sha256
 from itertools import chain
@@ -18,11 +19,12 @@ from ignite_ipu.program.forward.weight_writes import WeightWriteGuard, written_b
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.ignored_warnings import ignored_warnings
 from ignite_ipu.program.tensors.raw import dtype_of, plain, shape_of
+from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of
 
-__all__ = ["MOST_CALLS", "Operation", "OperatorRecorder", "Retrace"]
+__all__ = ["MOST_CALLS", "FirstCallRecorder", "Operation", "OperatorRecorder", "Retrace"]
 
 MOST_CALLS = 256
 """Calls of a program after which its module is traced again."""
@@ -35,6 +37,10 @@ _GENERATOR = type(torch.default_generator)
 # In the place of a generator that an operator draws from, before its state.
 _DRAWN = "a torch.Generator"
 _PLACE = "_ignite_ipu_place"
+# The number of the operator that inputs and weights are from.
+_GIVEN = -1
+# The mark of a tensor that no recorder has seen.
+_NOWHERE: Tuple[Any, Tuple[int, int]] = (None, (_GIVEN, _GIVEN))
 _MOST_SHOWN = 8
 
 
@@ -49,6 +55,7 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
         line: Where the user's code has the one that is watched.
         writes: Refuses those that write into weights, where they are to be refused.
         written: The memory that they have written into, also through `tensor.data`, which PyTorch does not count.
+        around: Calls an operator and returns its result, where more of it is to be noted.
     """
 
     def __init__(self, watched: int = -1) -> None:
@@ -57,8 +64,11 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
         self.line: Optional[Line] = None
         self.writes: Optional[WeightWriteGuard] = None
         self.written: Set[int] = set()
+        self.around: Optional[Callable[[Any, Tuple[Any, ...], Dict[str, Any]], Any]] = None
         # Tensors that operators read, and of which none in this block has computed them.
         self.constants: List[torch.Tensor] = []
+        # Where the arguments of the last operator are from, as far as they are marked.
+        self._read: List[Tuple[int, int]] = []
         self._watched = watched
         # It marks the origin of tensors in this trace; those of an earlier one are constants.
         self._token = object()
@@ -66,7 +76,7 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
     def mark(self, tensors: Iterable[torch.Tensor]) -> None:
         """Let tensors be inputs or weights, of which the values do not count."""
         for number, tensor in enumerate(tensors):
-            setattr(tensor, _PLACE, (self._token, (-1, number)))
+            setattr(tensor, _PLACE, (self._token, (_GIVEN, number)))
 
     def has_made(self, tensor: torch.Tensor) -> bool:
         """Return whether an operator in the block has computed a tensor, or the block was given it."""
@@ -82,18 +92,24 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
         number = len(self.operations)
         if number == self._watched:
             self.line = current_line()
-        self.operations.append((func, self._of(args), self._of(kwargs or {})))
-        output = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        self._note(func, args, kwargs)
+        output = func(*args, **kwargs) if self.around is None else self.around(func, args, kwargs)
         for place, tensor in enumerate(output if isinstance(output, (list, tuple)) else [output]):
             if isinstance(tensor, torch.Tensor):
                 setattr(tensor, _PLACE, (self._token, (number, place)))
         return output
 
+    def _note(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        self._read = []
+        self.operations.append((func, self._of(args), self._of(kwargs)))
+
     def _of(self, value: Any) -> Hashable:
         """Return an argument, comparable."""
         if isinstance(value, torch.Tensor):
-            token, place = getattr(value, _PLACE, (None, None))
+            token, place = getattr(value, _PLACE, _NOWHERE)
             if token is self._token:
+                self._read.append(place)
                 return place
             self.constants.append(value)
             return _constant(value)
@@ -106,6 +122,56 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
             return _DRAWN, object() if value.initial_seed() == SEED else value.get_state().numpy().tobytes()
         # A float that is no number is equal to itself here.
         return repr(value) if isinstance(value, float) else value
+
+
+class FirstCallRecorder(OperatorRecorder):  # type: ignore[no-untyped-call]
+    """Also follows which tensors are computed from the inputs, whose draws leave the CPU's generator as it was.
+
+    They are those of a device, such as dropout. Draws for the weights of a layer are those of the host.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._dependent: Set[Tuple[int, int]] = set()
+
+    def begin(self, inputs: Sequence[torch.Tensor], weights: Iterable[torch.Tensor]) -> None:
+        """Let tensors be the inputs, and others the weights, of the call that follows."""
+        self.mark([*inputs, *weights])
+        self._dependent.update([(_GIVEN, number) for number in range(len(inputs))])
+
+    def depends(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is an input, or computed from one."""
+        token, place = _place_of(tensor)
+        return token is self._token and place in self._dependent
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
+    ) -> Any:
+        number = len(self.operations)
+        state = torch.get_rng_state() if torch.Tag.nondeterministic_seeded in func.tags else None
+        output = super().__torch_dispatch__(func, types, args, kwargs)
+        if not self._dependent.isdisjoint(self._read):
+            count = len(output) if isinstance(output, (list, tuple)) else 1
+            self._dependent.update([(number, place) for place in range(count)])
+            if schema_of(func).is_mutable:
+                # It may return nothing.
+                for tensor in written_by(func, args, kwargs or {}):
+                    token, place = _place_of(tensor)
+                    if token is not self._token:
+                        place = number, len(self._dependent)
+                        setattr(tensor, _PLACE, (self._token, place))
+                    self._dependent.add(place)
+            if state is not None:
+                torch.set_rng_state(state)
+        return output
+
+    def _note(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        try:
+            super()._note(func, args, kwargs)
+        except Exception:  # a tensor without values, for example, which is like no other
+            places = map(_place_of, tensors_in((args, kwargs)))
+            self._read = [place for token, place in places if token is self._token]
+            self.operations.append((func, object(), ()))
 
 
 class Retrace:
@@ -132,7 +198,13 @@ class Retrace:
         self._operations: Optional[List[Operation]] = None
         self.only_keeps = False
 
-    def begin(self, state: PythonState, once: bool = False, everywhere: bool = False) -> List[str]:
+    def begin(
+        self,
+        state: PythonState,
+        once: bool = False,
+        everywhere: bool = False,
+        earlier: Optional[List[Operation]] = None,
+    ) -> List[str]:
         """Record the operators; returns the names of values that every call changes or finds changed.
 
         That are no tensors that it leaves behind anew, and does not read before: they are results, for others.
@@ -141,6 +213,8 @@ class Retrace:
             state: The values that its code names, found at this moment.
             once: True if it is known that there is nothing of that kind.
             everywhere: Whether tensors may be left in other places than attributes of the model's modules.
+            earlier: The operators of an earlier call, whose changes were undone. If the next one has the same, and
+                changes nothing, it is the last.
         """
         before: List[Operation] = []
         values: List[Hashable] = []
@@ -151,8 +225,8 @@ class Retrace:
                 known = state.complete and (number != 1 or state.values() == values)
                 state = state if known else self._state_of()
                 drawn_from = [*GLOBAL, *state.iterators, *self._drawn_from]
-                values, places = state.values(), list(map(state_of, drawn_from))
-                if number:
+                values, places, leading = state.values(), list(map(state_of, drawn_from)), state.leading()
+                if number or earlier is not None:
                     torch.default_generator.manual_seed(SEED)  # and not those of a GPU
                 recorder = self._record()
                 now, used = recorder.operations, {id(tensor) for tensor in recorder.constants}
@@ -163,10 +237,13 @@ class Retrace:
                 drawn = moved(drawn_from, places)
                 only_keeps = state.complete and state.only_keeps(values, recorder.has_made, anew) and not drawn
                 changed += drawn
-                if number and torch.initial_seed() != SEED:
+                if (number or earlier is not None) and torch.initial_seed() != SEED:
                     only_keeps = False
                     changed.append("the seed of torch: a device draws from a stream of its own")
-                if once or (number and not changed and now == before):
+                # An iterator that goes round may be where it was in the earlier call, and shows no place.
+                same = now == earlier and not changed and len(drawn_from) == len(GLOBAL)
+                same = same and all(map(operator.is_, leading, state.leading()))
+                if once or (same and not number) or (number and not changed and now == before):
                     self._operations = now
                     state.leave_behind(chain.from_iterable(anew.values()))
                     return []
@@ -216,6 +293,12 @@ class Retrace:
         if old is not new:
             return f"{new} at {line}, where it was {old}"
         return f"{new} at {line} has {given}, and had {was}"
+
+
+def _place_of(tensor: torch.Tensor) -> Tuple[Any, Tuple[int, int]]:
+    """Return the token of the recorder that has marked a tensor last, and where the tensor is from."""
+    found: Tuple[Any, Tuple[int, int]] = getattr(tensor, _PLACE, _NOWHERE)
+    return found
 
 
 def _constant(tensor: torch.Tensor) -> Hashable:
