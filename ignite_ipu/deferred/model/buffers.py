@@ -24,6 +24,7 @@ from ignite_ipu.deferred.model.buffer_order import comes_between, is_read_before
 from ignite_ipu.deferred.model.call_replays import CallReplays, Replay, chain_of, is_awaited, unknown_arguments
 from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.deferred.model.shared_buffers import SharedBuffers
+from ignite_ipu.deferred.model.waiting import ALL, settle_sharing
 from ignite_ipu.errors import CaptureError, EarlyReadError, IPUError, listed
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.module_state import REGISTRATIONS
@@ -54,10 +55,11 @@ class BufferBook:
         waiting: Calls by number that no update has made yet, replayed or not.
         replays: Those of them that were replayed: the host has the values of the buffers that they write.
         shared: The buffers that several of the models have.
+        weights: The places of the models' weights and buffers.
     """
 
     def __init__(self, modes: Modes, edits: WeightEdits, weights: Weights) -> None:
-        self._edits, self._weights = edits, weights
+        self._edits, self.weights = edits, weights
         self._calls = CallReplays(modes, edits, weights)
         self.waiting: Dict[int, Operation] = {}
         self.replays: Dict[int, Replay] = {}
@@ -70,6 +72,7 @@ class BufferBook:
         self._passed: Set[int] = set()  # those that have waited while another optimizer stepped
         self._is_settling = False
         REGISTRATIONS.observe(self)
+        ALL.add(self)
 
     def record(self, call: Operation) -> None:
         """Note a call that will write buffers."""
@@ -96,11 +99,14 @@ class BufferBook:
         Raises:
             EarlyReadError: One of them cannot be replayed on the host.
         """
-        if not self.waiting or self._is_settling or EAGER.is_on:
+        if self._is_settling or EAGER.is_on:
             return
-        problem = self._settle(self._pending())
+        settle_sharing(self)
+        if not self.waiting:
+            return
+        problem = self.settle(self.pending())
         if problem is not None:
-            first = _writes(self._pending()[0])
+            first = _writes(self.pending()[0])
             raise EarlyReadError(
                 f"A buffer is read at {current_line()}, and {first} with the update that it is part of. The "
                 f"host cannot replay the call: {problem}. Read buffers after optimizer.step()."
@@ -109,8 +115,8 @@ class BufferBook:
     def before_weights_change(self) -> None:
         """Replay the pending calls that can be replayed; the others cannot be replayed any more."""
         if self.waiting:
-            self._settle(self._pending())
-            self._passed |= {call.number for call in self._pending()}
+            self.settle(self.pending())
+            self._passed |= {call.number for call in self.pending()}
         _settle_others(self)
 
     def after_edits(self, edited: Edited) -> None:
@@ -118,13 +124,13 @@ class BufferBook:
 
         All of these calls are older than the writes: each call looks for writes first.
         """
-        calls = [] if self._is_settling else self._pending()
+        calls = [] if self._is_settling else self.pending()
         if not (calls or BOOKS):
             return
         kept = all(before is not None for _, before in edited)
-        with self._weights.with_others(edited) if kept else contextlib.nullcontext():
+        with self.weights.with_others(edited) if kept else contextlib.nullcontext():
             if kept:
-                self._settle(calls, older=True)
+                self.settle(calls, older=True)
             _settle_others(self, kept=kept)
 
     def before_registration(self, module: nn.Module, given: Any) -> None:
@@ -133,13 +139,13 @@ class BufferBook:
             return
         models = [call.model for call in self.waiting.values() if call.model is not None]
         if any(module in set(model.model.modules()) for model in models):
-            self._settle(self._pending())
+            self.settle(self.pending())
 
     def before_evaluation(self, name: str) -> None:
         """Replay the pending calls, or refuse the evaluation: PyTorch evaluates with the buffers that they write."""
-        problem = self._settle(self._pending())
+        problem = self.settle(self.pending())
         if problem is not None:
-            first = _writes(self._pending()[0])
+            first = _writes(self.pending()[0])
             raise CaptureError(
                 f"{name} is evaluated at {current_line()}, but its call in training mode at {first}, such as "
                 "batch statistics, and waits for optimizer.step(). PyTorch would evaluate with the buffers that "
@@ -177,9 +183,9 @@ class BufferBook:
             awaited = {each for loss in loop.updates.pending for each in loss.operations}
             passing = [call.number for call in later if call not in awaited and is_changed(call)]
             with contextlib.suppress(EarlyReadError):  # a call that they get results of cannot be replayed
-                self._settle([call for call in self._pending() if call.number <= max(passing, default=0)])
+                self.settle([call for call in self.pending() if call.number <= max(passing, default=0)])
         waiting = {call.number for call in later}
-        pending = self._pending()
+        pending = self.pending()
         left = [call for number, call in self.waiting.items() if number not in made and number not in waiting]
         # These are the host's. Calls of the update that come before one of them are, too, and then all of the update.
         others = [*operations, *left]
@@ -187,7 +193,7 @@ class BufferBook:
         ahead = [*operations, *[call for call in later if call not in apart]]
         together = any(comes_between(call, ahead) for call in apart)
         settled = [call for call in pending if together or call in apart]
-        problem = self._settle(settled)
+        problem = self.settle(settled)
         if problem is not None:
             first = next(call for call in settled if call.number in self.waiting and call.number not in self.replays)
             reason = (
@@ -250,7 +256,7 @@ class BufferBook:
         overwritten, self._overwritten = self._overwritten, {}
         for each in overwritten.values():
             self._edits.note(each.last)
-        with self._weights.with_others(list(began.values()), kept) if began else contextlib.nullcontext():
+        with self.weights.with_others(list(began.values()), kept) if began else contextlib.nullcontext():
             yield
         self.shared.note([*operations, *[call for call, _ in left.values()]])
 
@@ -288,10 +294,10 @@ class BufferBook:
 
     def settle_unused(self) -> None:
         """Replay the calls that can be part of no update, if possible."""
-        for call in self._pending():
+        for call in self.pending():
             if not is_awaited(call):
-                ahead = any(not may_wait(each, [call]) for each in self._pending())
-                if ahead or self._settle([call]) is not None:
+                ahead = any(not may_wait(each, [call]) for each in self.pending())
+                if ahead or self.settle([call]) is not None:
                     return
 
     @contextlib.contextmanager
@@ -304,11 +310,11 @@ class BufferBook:
         self.settle_unused()
         made = {each.number for each in operations}
         calls = [each for each in operations if each.model is not None]
-        for other in [each for each in self._pending() if each.number not in made]:
+        for other in [each for each in self.pending() if each.number not in made]:
             later = [call for call in calls if call.number > other.number]
             written = written_buffers(other).values()
             if any(id(tensor) in read_buffers(call) for call in later for tensor in written):
-                problem = self._settle(self._pending())
+                problem = self.settle(self.pending())
                 if problem is not None:
                     raise CaptureError(
                         f"The call at {later[0].line} begins with buffers that {_writes(other)}, and the host cannot "
@@ -317,7 +323,7 @@ class BufferBook:
                 break
         began, _ = self._began_with(operations)
         self.shared.check(operations)
-        with self._weights.with_others(list(began.values())) if began else contextlib.nullcontext():
+        with self.weights.with_others(list(began.values())) if began else contextlib.nullcontext():
             yield
 
     def begin_on_host(self, call: Operation) -> bool:
@@ -325,19 +331,19 @@ class BufferBook:
 
         Batch statistics it reads not, in training.
         """
-        before = [each for each in self._pending() if each.number < call.number] if self.waiting else []
+        before = [each for each in self.pending() if each.number < call.number] if self.waiting else []
         used = read_buffers(call) if before else frozenset()
         writers = [each for each in before if not used.isdisjoint(map(id, written_buffers(each).values()))]
         if not writers:
             return self.shared.stale([call], on_host=True) is None
-        return self._settle([each for each in before if each.number <= writers[-1].number]) is None
+        return self.settle([each for each in before if each.number <= writers[-1].number]) is None
 
     @property
     def is_settled(self) -> bool:
         """True if no call has yet to write buffers."""
-        return not self._pending()
+        return not self.pending()
 
-    def _pending(self) -> List[Operation]:
+    def pending(self) -> List[Operation]:
         """Return the calls that have not been replayed, in their order; replays that no update awaits are settled."""
         for number in list(self.replays):
             if not is_awaited(self.waiting[number]):
@@ -345,7 +351,7 @@ class BufferBook:
                 self.waiting.pop(number).settle(self.replays.pop(number).results)
         return [call for number, call in sorted(self.waiting.items()) if number not in self.replays]
 
-    def _settle(
+    def settle(
         self, calls: Sequence[Operation], older: bool = False, changing: Optional[BufferBook] = None
     ) -> Optional[str]:
         """Replay calls on the host, in their order; returns why one cannot be replayed, None if all are.
@@ -379,7 +385,7 @@ class BufferBook:
                     self.shared.note([call])
                     del self.waiting[call.number]
                 if not older:
-                    self._weights.host_changed()
+                    self.weights.host_changed()
                     self._edits.ignore()
         finally:
             self._is_settling = was_settling
@@ -428,10 +434,10 @@ def _settle_others(changing: BufferBook, made: Container[int] = (), kept: bool =
         return each.model is not None and each.number not in made and _book_of(each) is changing
 
     for book in list(BOOKS) if BOOKS else ():
-        pending = [] if book is changing or book._is_settling else book._pending()
+        pending = [] if book is changing or book._is_settling else book.pending()
         calls = [call for call in pending if any(map(is_of_book, chain_of(call)))]
         if calls and kept:
-            book._settle([call for call in pending if call.number <= calls[-1].number], changing=changing)
+            book.settle([call for call in pending if call.number <= calls[-1].number], changing=changing)
         book._passed |= {call.number for call in calls if call.number not in book.replays} & book.waiting.keys()
 
 
@@ -439,8 +445,8 @@ def _settle_before(call: Operation, own: BufferBook, older: bool) -> Optional[st
     """Replay the calls that a call of a book is computed from and that write buffers; returns why one cannot be."""
     for each in _writers(sorted(chain_of(call), key=by_number)[:-1]):
         book = _book_of(each)
-        before = [other for other in book._pending() if other.number <= each.number]
-        problem = book._settle(before, older and book is own)
+        before = [other for other in book.pending() if other.number <= each.number]
+        problem = book.settle(before, older and book is own)
         if problem is None and not (each.done or each.number in book.replays):
             problem = each.problem or "no update can be of it any more"
         if problem is not None:

@@ -11,6 +11,7 @@ from ignite_ipu.deferred.model.buffers import BufferBook
 from ignite_ipu.deferred.model.early_update import EarlyUpdate
 from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.deferred.model.evaluations import EvaluationBook
+from ignite_ipu.deferred.model.waiting import settle_sharing
 from ignite_ipu.deferred.tensor.on_weights import record_on_weights
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import EAGER
@@ -63,6 +64,7 @@ class LoopFollower(SessionFollower):
         return update is not None
 
     def check_evaluation(self) -> None:
+        settle_sharing(self._buffers)
         self._buffers.before_evaluation(self._name)
 
     def before_buffer_read(self) -> None:

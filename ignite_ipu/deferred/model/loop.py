@@ -34,6 +34,7 @@ from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.deferred.model.evaluations import EvaluationBook
 from ignite_ipu.deferred.model.following import LoopFollower, Withheld
 from ignite_ipu.deferred.model.host_reads import HostReads
+from ignite_ipu.deferred.model.waiting import settle_sharing
 from ignite_ipu.errors import logger
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.user_code import Line, current_line
@@ -353,6 +354,7 @@ class Loop:
 
     def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
         if tensors:
+            settle_sharing(self.buffers)
             self.evaluations.before_weights_change()
             self.buffers.before_weights_change()
         self.updates.weights.note_write(tensors)

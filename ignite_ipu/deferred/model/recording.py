@@ -14,6 +14,7 @@ from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures
 from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
 from ignite_ipu.deferred.model.loop import Loop
+from ignite_ipu.deferred.model.waiting import settle_sharing
 from ignite_ipu.deferred.tensor.deferred_values import as_leaf
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, WeightView, deferred_results
 from ignite_ipu.errors import CaptureError
@@ -55,6 +56,8 @@ class RecordedCalls:
         if loop.setup.observer is not IGNORING:
             loop.setup.observer.called(self._model, recorded=True)
         line, grad = current_line(above=3), torch.is_grad_enabled()
+        if loop.session.weights.sharing:
+            settle_sharing(loop.buffers)
         loop.edits.look()
         modes = loop.modes.now()
         then, with_grad, signatures = self._known[0] if self._known else _NONE

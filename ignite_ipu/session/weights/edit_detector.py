@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import operator
-from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Container, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
 from ignite_ipu.errors import LostEditError, listed
 from ignite_ipu.program.tensors.raw import gradient_of
+from ignite_ipu.program.tensors.sharing import address_of
 from ignite_ipu.session.hooks import Edited, SessionHooks
 from ignite_ipu.session.weights.access import AccessTracker, is_watched, unwatch_tensors, watch_tensors
 from ignite_ipu.session.weights.host_copy import HostCopy
@@ -221,6 +222,13 @@ class WriteCounts:
     def mark_seen(self) -> None:
         """Mark the current values as seen, so that their writes do not count."""
         self._seen = self.now(self._tensors)
+
+    def mark_restored(self, memories: Container[int]) -> None:
+        """Mark the current values of the tensors at some addresses as seen: they are the same as before."""
+        for position, tensor in enumerate(self._tensors):
+            if address_of(tensor) in memories:
+                for seen, (now,) in zip(self._seen, self.now([tensor])):
+                    seen[position] = now
 
     def differ(self, positions: Optional[Sequence[int]] = None) -> bool:
         """Return whether a tensor, or one of those at some positions, was written since."""

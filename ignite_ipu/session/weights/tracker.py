@@ -11,10 +11,12 @@ from torch import nn
 
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.tensors.raw import plain
+from ignite_ipu.program.tensors.sharing import address_of
 from ignite_ipu.session.hooks import IPUEvents, SessionHooks
 from ignite_ipu.session.weights.edit_detector import EditDetector
 from ignite_ipu.session.weights.host_copy import HostCopy
 from ignite_ipu.session.weights.program_copies import ProgramCopies
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
 class Weights:
@@ -194,8 +196,10 @@ class Weights:
         """Call the training program with other values of some tensors in the `with` block; None keeps a tensor's value.
 
         Their previous values are restored afterwards. If `kept` is given, only those of the tensors with these ids are,
-        unless the call fails.
+        unless the call fails. To models that share the memory of restored tensors these have not changed.
         """
+        for other in list(self.sharing):
+            other.notice_edits()
         self.to_host()
         newest = [(tensor, plain(tensor).clone()) for tensor, _ in values]
         self._put([(tensor, value) for tensor, value in values if value is not None])
@@ -206,7 +210,13 @@ class Weights:
             failed = False
         finally:
             self.to_host()
-            self._put([pair for pair in newest if failed or kept is None or id(pair[0]) in kept])
+            restored = [pair for pair in newest if failed or kept is None or id(pair[0]) in kept]
+            self._put(restored)
+            if self.sharing:
+                with DisableTorchFunctionSubclass():
+                    memories = {address_of(tensor) for tensor, _ in restored}
+                    for other in self.sharing:
+                        other.detector.counts.mark_restored(memories)
 
     def to_training(self) -> bool:
         """Make the training program's copy the newest; returns whether that took a copy."""
