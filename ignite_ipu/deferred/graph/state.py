@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -14,6 +14,7 @@ from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.torch_names.modules import NormWithStatistics
 
+_RANDOM: Dict[str, bool] = {}
 Values = List[Tuple[torch.Tensor, Optional[torch.Tensor]]]
 """Tensors of a model, each with what a call is to find there; None for what is there now."""
 
@@ -96,8 +97,15 @@ def read_buffers(operation: Operation) -> FrozenSet[int]:
 def draws(operation: Operation) -> bool:
     """Return whether an operation draws random numbers."""
     signature = operation.signature
-    if signature.function is None:
-        return signature.draws
-    packet = getattr(torch.ops.aten, name_of(signature.function), None)
-    overloads = [] if packet is None else [getattr(packet, name) for name in packet.overloads()]
-    return any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads)
+    return signature.draws if signature.function is None else is_random(signature.function)
+
+
+def is_random(function: Callable[..., Any]) -> bool:
+    """Return whether a function of PyTorch's draws random numbers."""
+    name = name_of(function)
+    found = _RANDOM.get(name)
+    if found is None:
+        packet = getattr(torch.ops.aten, name, None)
+        overloads = [] if packet is None else [getattr(packet, each) for each in packet.overloads()]
+        found = _RANDOM[name] = any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads)
+    return found

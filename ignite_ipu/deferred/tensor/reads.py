@@ -10,6 +10,7 @@ from ignite_ipu.capabilities.traced import SAMPLED
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import NORM, Operation, Value, replayed, shown_input, weight_then
 from ignite_ipu.deferred.graph.owners import Captured, CapturedLoop
+from ignite_ipu.deferred.graph.state import draws
 from ignite_ipu.deferred.graph.step_graph import CALL, Loss, ancestors
 from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
 from ignite_ipu.errors import EarlyReadError, listed
@@ -75,6 +76,8 @@ def read(value: Value, what: str) -> torch.Tensor:
         raise _refusal(refusing, value, what)
     for run in runs:
         run()
+    if not value.known and value.operation.problem is None:
+        raise _refusal((loops or [model.loop for model in models_of(ancestors(value), what, line)])[0], value, what)
     return value.get()
 
 
@@ -161,14 +164,19 @@ def _refusal(loop: CapturedLoop, value: Value, what: str) -> EarlyReadError:
             "step(), and the host cannot compute it beside that: random numbers are drawn for it, or for calls of the "
             "model that have yet to write buffers which it reads. Read it after that step()."
         )
-    if has_gone_backward(operations, loop):
-        reason = incomplete(loop)
+    reason = incomplete(loop) if has_gone_backward(operations, loop) else None
+    if reason is not None:
         return EarlyReadError(
             f"{what} at {line} asks for a value that comes with the weight update, and {reason}. Keep "
             "loss.detach() and read it after the update."
         )
-    sampled = next((each for each in operations if each.model is None and each.name in _SAMPLING), None)
-    if sampled is not None and not value.shape.requires_grad:
+    functions = [each for each in operations if each.model is None]
+    sampled = next((each for each in functions if each.name in _SAMPLING), None)
+    if all(each.signature.evaluates for each in operations if each.model is not None):
+        sampled = next((each for each in functions if draws(each)), sampled)
+    elif value.shape.requires_grad:
+        sampled = None
+    if sampled is not None:
         drawn = f"by {sampled.name} at {sampled.line}"
         return EarlyReadError(f"{line}: {SAMPLED.refusal(what, drawn)}")
     remedy = (

@@ -11,6 +11,7 @@ import torch
 from ignite_ipu.deferred.graph.operations import Operation, Value, name_of
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures, changing_numbers, inferred_signature
+from ignite_ipu.deferred.graph.state import is_random
 from ignite_ipu.deferred.graph.structure import flatten, is_tensor_or_array, leaves_in
 from ignite_ipu.deferred.tensor.deferred_values import Deferred, all_values, as_leaf, awaited_values, resolved
 from ignite_ipu.deferred.tensor.functions import OPERATORS, written
@@ -113,6 +114,11 @@ class Recorder:
         leaves = [as_leaf(leaf, line) for leaf in leaves]
         grad = torch.is_grad_enabled()
         signature = inferred_signature(func, structure, leaves, grad, line)
+        if is_random(func) and not any(shape.requires_grad for shape in signature.shapes):
+            if all(is_of_evaluations(value) and not value.operation.of_weights for value in values):
+                # The host draws, as in PyTorch: an inference program computes the values.
+                return NotImplemented
+            return self._results(Operation(signature, None, leaves, line))
         start = [func, grad, len(args), *kwargs] if kwargs else [func, grad]
         given = (*args, *kwargs.values())
         known = self.numbers[func] = self.numbers.get(func, numbers) | numbers

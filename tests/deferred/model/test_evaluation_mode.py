@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ignite_ipu import IPUConfig, backend, ipu_prepare
-from ignite_ipu.deferred import CaptureError, captured
+from ignite_ipu.deferred import CaptureError, EarlyReadError, captured
 
 _DATA = torch.Generator().manual_seed(1)
 XS, YS = torch.randn(3, 6, 5, generator=_DATA), torch.randint(0, 3, (3, 6), generator=_DATA)
@@ -207,3 +207,45 @@ def test_modes_of_parts_before_their_first_update_count(update: str) -> None:
         optimizer.step()
         found.append((loss.item(), [each.detach().clone() for each in (*encoder.parameters(), *head.parameters())]))
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
+Draw = Callable[[torch.Tensor], torch.Tensor]
+SAMPLES: List[Draw] = [
+    lambda scores: torch.distributions.Categorical(logits=scores).sample(),
+    lambda scores: torch.multinomial(scores.softmax(-1), 2, replacement=True),
+    lambda scores: torch.bernoulli(scores.detach().sigmoid()),
+    lambda scores: scores + torch.randn_like(scores),
+]
+
+
+def acting(draw: Draw, update: Optional[str]) -> List[torch.Tensor]:
+    """Return samples that a loop reads before their loss goes backward, and the weights in the end."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)).eval()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    if update is not None:
+        ipu_prepare(optimizer, model, config=IPUConfig(update=update))  # type: ignore[arg-type]
+    found: List[torch.Tensor] = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        scores = model(torch.ones(5, 3))
+        sample = draw(scores)
+        found.append(torch.tensor(sample.tolist()))
+        (scores.square().mean() * sample.detach().float().mean()).backward()
+        optimizer.step()
+    return [*found, *[parameter.detach().clone() for parameter in model.parameters()]]
+
+
+@pytest.mark.parametrize("update", ["device", "auto", "host"])
+@pytest.mark.parametrize("draw", SAMPLES)
+def test_samples_are_drawn_as_in_pytorch(draw: Draw, update: str) -> None:
+    """The host draws them from values of an inference program, in each update alike."""
+    torch.testing.assert_close(acting(draw, update), acting(draw, None), rtol=1e-4, atol=1e-5)
+
+
+def test_a_sample_that_gradients_flow_through_is_refused_by_name() -> None:
+    """Its draws are those of the update that gradients come with."""
+    with pytest.raises(
+        EarlyReadError, match=r"it was sampled from the model's output \(by dropout at .*mode\.py:\d+\)"
+    ):
+        acting(lambda scores: F.dropout(scores, 0.5), "device")
