@@ -11,7 +11,7 @@ from ignite.engine import Events
 from torch import nn
 from torch.nn import functional as F
 
-from ignite_ipu import backend, create_ipu_trainer
+from ignite_ipu import IPUConfig, backend, create_ipu_trainer
 
 
 class Masked(nn.Module):
@@ -135,9 +135,11 @@ class Noisy(nn.Module):
 )
 def test_noise_that_a_forward_draws_on_its_device_is_another_one_in_every_step(draw):
     """Drawn on the host, while the model is traced, it would be a constant of the program."""
-    torch.manual_seed(0)  # twelve bits may be the same ones by chance
+    torch.manual_seed(0)
     model = Noisy(draw)
-    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.0), F.mse_loss)
+    # Twelve bits may be the same ones by chance.
+    optimizer, config = torch.optim.SGD(model.parameters(), lr=0.0), IPUConfig(seed=0)
+    trainer = create_ipu_trainer(model, optimizer, F.mse_loss, config=config)
     losses = []
     trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda engine: losses.append(engine.state.output))
     trainer.run([(torch.ones(4, 3), torch.zeros(4, 3))] * 3)
