@@ -64,7 +64,8 @@ class Value:
     Attributes:
         handle: Weakly, the deferred tensor that the user holds.
         consumers: Weakly, the operations that read it.
-        went_backward: Called when it goes backward, if its update has run before; None for all others.
+        went_backward: Called when it goes backward, if its update has run before; None for all others. The argument is
+            whether gradients may flow through its sources once more.
     """
 
     __slots__ = (
@@ -79,7 +80,7 @@ class Value:
         self._writes = 0  # those into the tensor that were before
         self.handle: Callable[[], Optional[torch.Tensor]] = _nobody
         self.consumers: List[weakref.ref[Operation]] = []
-        self.went_backward: Optional[Callable[[], None]] = None
+        self.went_backward: Optional[Callable[[bool], None]] = None
 
     @property
     def known(self) -> bool:
@@ -372,6 +373,10 @@ class Operation:
     def begin_again(self, leaves: Sequence[Any]) -> None:
         """Be one that no update has computed, from these leaves; values that are known stay so."""
         self.leaves, self.done, self._is_live = leaves, False, None
+
+    def stay_live(self, leaves: Sequence[Any]) -> None:
+        """Be one that gradients may flow through once more, with its operands from before it was done."""
+        self.leaves, self._is_live = leaves, True
 
     def finish(self, keep: bool = False) -> None:
         """Mark as done; `keep` the operands, for another update."""

@@ -78,6 +78,7 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
                 loop.buffers.before_update(chosen, loop, None if update.makes_all else update.turn.reach.uses)
             _refuse_replayed(loop.buffers, operations)
             back = TakenBack.of(loop.session, optimizer, link)
+        operands = [(each, each.leaves) for loss in losses for each in loss.operations if not each.done]
         made = update.run(pending, update.gradients.entries)
     except (CaptureError, OptimizerError):
         restore()
@@ -86,6 +87,10 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
     back = back if made else None
     early = EarlyUpdate(current_line(), bool(losses), back, stepped, loop.updates.leave_device, list(made.values()))
     update.early = early
+    for operation, leaves in operands:
+        if not operation.live:  # until then, gradients may flow through it from another loss than the expected one
+            operation.stay_live(leaves)
+            early.live.append(operation)
     if losses:
         books.gradients.entries = before
     else:
@@ -95,10 +100,13 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
     loop.withheld.update = early
 
 
-def _confirm(update: FusedUpdate, made: Mapping[Loss, Made], loss: Loss, reached: Sequence[FusedUpdate]) -> None:
+def _confirm(
+    update: FusedUpdate, made: Mapping[Loss, Made], loss: Loss, reached: Sequence[FusedUpdate], retained: bool
+) -> None:
     """Let a loss go backward, for the updates that it is of, of which one was made ahead."""
     early, books, uncleared = update.early, update.books, update.gradients.uncleared
     assert early is not None
+    loss.retained = retained
     if uncleared is not None and early.can_be_taken_back:
         update.loop.now.updates.leave_device(f"The gradients of the update made at {uncleared} are used again.")
         update.loop.now.backward(loss)
@@ -111,7 +119,7 @@ def _confirm(update: FusedUpdate, made: Mapping[Loss, Made], loss: Loss, reached
         update.loop.now.updates.leave_device(str(error), error)
         update.loop.now.backward(loss)
         return
-    early.confirm(uncleared)
+    early.confirm(uncleared, retained)
     for each in reached:
         books.gradients.add(each.gradients.own, loss)
     books.add_to_unheld(loss)

@@ -6,8 +6,9 @@ Until that step, PyTorch would have the previous weights; the device has the upd
 from __future__ import annotations
 
 import dataclasses
-from typing import Callable, Optional, Sequence
+from typing import Callable, List, Optional, Sequence
 
+from ignite_ipu.deferred.graph.operations import Operation, finish_all
 from ignite_ipu.deferred.model.history import Made, TakenBack
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import Line, current_line
@@ -28,6 +29,7 @@ class EarlyUpdate:
         stepped: Time of the previous update, by `CLOCK`.
         made: The losses of the update as they were, if they are kept.
         awaited: Whether it ran even before `backward()`, which is still to come.
+        live: Operations of losses that have yet to go backward. PyTorch has their graph until then.
     """
 
     line: Line
@@ -36,6 +38,7 @@ class EarlyUpdate:
     stepped: int = 0
     leave: Callable[[str], None] = _stay
     made: Sequence[Made] = ()
+    live: List[Operation] = dataclasses.field(default_factory=list)
 
     def check_confirmed(self) -> None:
         """Refuse to go on without the `backward()` that the update ran ahead of."""
@@ -47,8 +50,8 @@ class EarlyUpdate:
                 "last checkpoint and leave a loop that skips updates to the host."
             )
 
-    def confirm(self, uncleared: Optional[Line]) -> None:
-        """Take that the loss goes backward for which the update has run already.
+    def confirm(self, uncleared: Optional[Line], retained: bool = False) -> None:
+        """Take that the loss goes backward for which the update has run already; its graph may be `retained`.
 
         `uncleared` is where the update before was made, if its gradients have not been cleared.
         """
@@ -58,6 +61,8 @@ class EarlyUpdate:
                 "since. Call optimizer.zero_grad() after every optimizer.step()."
             )
         self.awaited = False
+        if not retained:
+            finish_all(self.live)
 
     @property
     def can_be_taken_back(self) -> bool:

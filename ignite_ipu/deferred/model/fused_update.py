@@ -208,7 +208,18 @@ class FusedUpdate:
                 raise self.early.error(
                     "the optimizer's hyper-parameters were changed in between. Read the value after optimizer.step()."
                 )
+            buffers = self.loop.buffers
+            for call in (
+                [each for each in buffers.pending() if each.number > self.turn.stepped] if buffers.waiting else ()
+            ):
+                raise self.early.error(
+                    f"the call at {call.line}, before that step, writes buffers, for which PyTorch computes with the "
+                    "previous weights. Read the value after optimizer.step(), or call the model after it."
+                )
             self.training.clipping.finish(self.early.line)
+            if self.early.can_be_taken_back:
+                self.books.history.note_step()
+            self.turn.note_step()
             self.loop.withheld.update = None
             self.early = None
             return
@@ -270,6 +281,12 @@ class FusedUpdate:
     def keeps_before(self) -> bool:
         """True if the weights before the pending update are kept: the device has no later ones by another's."""
         return self.is_watched and all(other.early is None for other in self._others)
+
+    def is_ahead_of(self, calls: Sequence[Operation]) -> bool:
+        """Return whether it has run before its step or its backward, and calls use, or may use, the weights before."""
+        early = self.early
+        later = early is not None and early.can_be_taken_back and any(each.number > self.turn.stepped for each in calls)
+        return early is not None and (early.awaited or later)
 
     def zero_grad(self, optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
         """Clear gradients as `zero_grad` of an optimizer that makes these updates."""

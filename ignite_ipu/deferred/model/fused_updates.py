@@ -175,10 +175,10 @@ class FusedUpdates:
 
     def read(self, value: Value, operations: Sequence[Operation]) -> Optional[Callable[[], None]]:
         updates = self.books.updates
-        if self.may_leave and any(update.early is not None and update.early.awaited for update in updates):
-            self.leave_device(f"Another value is read at {current_line()} before the loss of an update went backward.")
-            return self._loop.updates.read(value, operations)
         calls = [each for each in operations if each.model is not None]
+        if self.may_leave and any(update.is_ahead_of(calls) for update in updates):
+            self.leave_device(f"A value is read at {current_line()} before an update that has run for another one.")
+            return self._loop.updates.read(value, operations)
         written = not all(map(self._loop.edits.older_than, calls))
         if self.may_leave and (written or any(map(self.weights.are_stale, calls))):
             self.leave_device(f"A value is read at {current_line()} that was computed with previous weights.")

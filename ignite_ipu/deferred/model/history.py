@@ -16,7 +16,7 @@ from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, Opti
 
 import torch
 
-from ignite_ipu.deferred.graph.operations import Operation
+from ignite_ipu.deferred.graph.operations import CLOCK, Operation
 from ignite_ipu.deferred.graph.state import Older, Values, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss, Tape
 from ignite_ipu.optimizers.host_link import Link
@@ -111,6 +111,10 @@ class History:
         # Of loops that were joined, each has kept its own weights: those of the others have changed later, or not yet.
         for position in range(len(self.kept) - 1, 0, -1):
             self.kept[position - 1] = self.kept[position - 1].with_others(self.kept[position])
+
+    def note_step(self) -> None:
+        """Note that the weights that were kept last were those of the loop until now: its update ran ahead."""
+        self.kept[-1] = dataclasses.replace(self.kept[-1], taken=CLOCK.now)
 
     def made(self, losses: Sequence[Loss], stepped: Sequence[int]) -> Dict[Loss, Made]:
         """Return losses as they are before an update is made of them, whose weights were kept last.

@@ -45,7 +45,7 @@ def mark_loss(value: Value, retained: bool = False) -> None:
     """Let a value go backward; with `retained`, gradients may flow through its sources once more."""
     line = current_line(above=2)
     if value.went_backward is not None:
-        value.went_backward()
+        value.went_backward(retained)
         value.went_backward = None
         return
     chain = value.operation.signature.chain()
