@@ -130,12 +130,18 @@ class AccessTracker:
 
     @contextlib.contextmanager
     def keeping_none(self) -> Iterator[None]:
-        """Keep no values of tensors in the `with` block, where they have others for a while: these are no writes."""
+        """Keep no values of tensors in the `with` block, where they have others for a while: these are no writes.
+
+        At its end they have their own again.
+        """
         before = self._before
         self._before = {key: (tensor, plain(tensor).clone()) for key, (tensor, _) in before.items()}
         try:
             yield
         finally:
+            for key, (tensor, _) in self._before.items():
+                if key in self._handed_out:  # in the block
+                    before.setdefault(key, (tensor, plain(tensor).clone()))
             self._before = before
 
     def with_values_before(self, tensors: Iterable[torch.Tensor]) -> List[Tuple[torch.Tensor, Optional[torch.Tensor]]]:

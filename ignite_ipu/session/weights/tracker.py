@@ -204,19 +204,19 @@ class Weights:
         newest = [(tensor, plain(tensor).clone()) for tensor, _ in values]
         self._put([(tensor, value) for tensor, value in values if value is not None])
         failed, accesses = True, self.detector.accesses
-        try:
-            with contextlib.nullcontext() if accesses is None else accesses.keeping_none():
+        with contextlib.nullcontext() if accesses is None else accesses.keeping_none():
+            try:
                 yield
-            failed = False
-        finally:
-            self.to_host()
-            restored = [pair for pair in newest if failed or kept is None or id(pair[0]) in kept]
-            self._put(restored)
-            if self.sharing:
-                with DisableTorchFunctionSubclass():
-                    memories = {address_of(tensor) for tensor, _ in restored}
-                    for other in self.sharing:
-                        other.detector.counts.mark_restored(memories)
+                failed = False
+            finally:
+                self.to_host()
+                restored = [pair for pair in newest if failed or kept is None or id(pair[0]) in kept]
+                self._put(restored)
+                if self.sharing:
+                    with DisableTorchFunctionSubclass():
+                        memories = {address_of(tensor) for tensor, _ in restored}
+                        for other in self.sharing:
+                            other.detector.counts.mark_restored(memories)
 
     def to_training(self) -> bool:
         """Make the training program's copy the newest; returns whether that took a copy."""

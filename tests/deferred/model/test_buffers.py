@@ -291,3 +291,33 @@ def test_a_loop_goes_on_after_a_refused_backward(trains: bool, reads_first: bool
         return found
 
     torch.testing.assert_close(seen(True), seen(False), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("writes", [False, True], ids=["read", "written"])
+def test_memory_of_a_weight_that_is_held_over_an_update_without_a_call(update: str, writes: bool) -> None:
+    """The update begins with the buffers of its own call, and the memory of weights is handed out there."""
+    seen: Dict[str, List[Any]] = {}
+    for each in ("eager", update):
+        torch.manual_seed(0)
+        model: Any = nn.Sequential(nn.Linear(3, 4), nn.utils.spectral_norm(nn.Linear(4, 4)), nn.BatchNorm1d(4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if each != "eager":
+            model = ipu_prepare(model, optimizer, config=IPUConfig(update=each))
+        found: List[Any] = seen.setdefault(each, [])
+        held: List[torch.Tensor] = []
+        for number in range(4):
+            optimizer.zero_grad()
+            out = model(torch.randn(8, 3))
+            if number == 1:
+                held.append(model[0].weight.data)
+            loss = (out - 1).pow(3).mean()
+            model(torch.randn(8, 3))
+            loss.backward()
+            optimizer.step()
+            for memory in held:
+                found.append(memory.clone())
+                if writes:
+                    memory.mul_(0.5)
+        found.append(copy.deepcopy(model.state_dict()))
+    torch.testing.assert_close(seen[update], seen["eager"], rtol=1e-4, atol=1e-5)
