@@ -108,7 +108,7 @@ class FusedGradients:
         for update in updates:
             update.cleared(dropped)
         if self.books.history.kept and not any([entry.exists for entry in book.entries]):
-            self.books.history.forget()
+            self.books.history.forget([each.turn.stepped for each in every if each.early is not None])
 
     def _keeps_from_clearing(self, updates: Sequence[FusedUpdate], ids: FrozenSet[int]) -> bool:
         """Return whether clearing drops losses whose gradients may be seen, or an update that was made."""

@@ -218,7 +218,7 @@ class FusedUpdate:
                 )
             self.training.clipping.finish(self.early.line)
             if self.early.can_be_taken_back:
-                self.books.history.note_step()
+                self.books.history.note_step(self.turn.stepped)
             self.turn.note_step()
             self.loop.withheld.update = None
             self.early = None

@@ -112,9 +112,10 @@ class History:
         for position in range(len(self.kept) - 1, 0, -1):
             self.kept[position - 1] = self.kept[position - 1].with_others(self.kept[position])
 
-    def note_step(self) -> None:
-        """Note that the weights that were kept last were those of the loop until now: its update ran ahead."""
-        self.kept[-1] = dataclasses.replace(self.kept[-1], taken=CLOCK.now)
+    def note_step(self, ran: int) -> None:
+        """Note that the step of an update is made now that ran ahead at a moment: it changes the weights now."""
+        moved = [dataclasses.replace(each, taken=CLOCK.now) if each.taken == ran else each for each in self.kept]
+        self.kept = sorted(moved, key=lambda each: each.taken)
 
     def made(self, losses: Sequence[Loss], stepped: Sequence[int]) -> Dict[Loss, Made]:
         """Return losses as they are before an update is made of them, whose weights were kept last.
@@ -152,11 +153,14 @@ class History:
         kept = sorted([*self.kept, *other.kept], key=lambda each: each.taken)
         self.kept = [each for each in kept if each.taken > self._lost]
 
-    def forget(self) -> None:
-        """Release the weights and losses, since all gradients were cleared."""
+    def forget(self, ahead: Container[int] = ()) -> None:
+        """Release the weights and losses, since all gradients were cleared.
+
+        Updates that ran `ahead` of `backward()` at some moments have yet to give theirs.
+        """
         self._first.clear()
-        self.released(self.kept)
-        self.kept.clear()
+        self.released([each for each in self.kept if each.taken not in ahead])
+        self.kept = [each for each in self.kept if each.taken in ahead]
 
 
 def _discard(older: Sequence[Older]) -> None:

@@ -105,8 +105,11 @@ def spectral() -> nn.Module:
     return nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 4)), nn.Tanh(), nn.Linear(4, 2))
 
 
+READS = ["loss", "norm", "loss before clearing"]
+
+
 def train_with_calls(
-    model: Any, update: str, between: Callable[..., List[Tensor]], reads_norm: bool, before: int
+    model: Any, update: str, between: Callable[..., List[Tensor]], reads: str, before: int
 ) -> List[Tensor]:
     """Train with more calls between the read that runs an update and its step; returns what was read, and the state."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
@@ -116,11 +119,13 @@ def train_with_calls(
     for number, x in enumerate(X[: before + 4]):
         optimizer.zero_grad()
         loss = model(x).square().mean()
-        if reads_norm:
+        if reads == "norm":
             loss.backward()
             seen.append(float(ipu_clip_grad_norm_(model.parameters(), 1e9)))
         else:
             seen.append(loss.item())
+            if reads == "loss before clearing":
+                optimizer.zero_grad()
             loss.backward()
         now = between(model, X[number + 4]) if before <= number < before + 2 else []
         optimizer.step()
@@ -142,21 +147,21 @@ def read_before_the_step(model: nn.Module, x: Tensor) -> List[Tensor]:
 
 
 @pytest.mark.parametrize("between", [discarded, read_after_the_step, read_before_the_step])
-@pytest.mark.parametrize("reads_norm", [False, True], ids=["loss", "norm"])
+@pytest.mark.parametrize("reads", READS)
 @pytest.mark.parametrize("make", [plain, spectral])
 def test_calls_before_the_step_compute_with_the_weights_before_it(
-    make: Callable[[], nn.Module], reads_norm: bool, between: Callable[..., List[Tensor]]
+    make: Callable[[], nn.Module], reads: str, between: Callable[..., List[Tensor]]
 ) -> None:
     torch.manual_seed(3)
     native = make()
     model = copy.deepcopy(native)
-    found = train_with_calls(model, "auto", between, reads_norm, 2)
-    expected = train_with_calls(native, "", between, reads_norm, 2)
+    found = train_with_calls(model, "auto", between, reads, 2)
+    expected = train_with_calls(native, "", between, reads, 2)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("update", "before", "reads_norm"), [("device", 2, False), ("device", 2, True), ("auto", 12, False)]
+    ("update", "before", "reads"), [*[("device", 2, reads) for reads in READS], ("auto", 12, "loss")]
 )
 @pytest.mark.parametrize(
     ("make", "between"),
@@ -168,7 +173,7 @@ def test_calls_before_the_step_compute_with_the_weights_before_it(
     ],
 )
 def test_calls_before_the_step_are_refused_where_the_weights_before_it_are_gone(
-    make: Callable[[], nn.Module], between: Callable[..., List[Tensor]], update: str, before: int, reads_norm: bool
+    make: Callable[[], nn.Module], between: Callable[..., List[Tensor]], update: str, before: int, reads: str
 ) -> None:
     with pytest.raises((CaptureError, EarlyReadError)):
-        train_with_calls(make(), update, between, reads_norm, before)
+        train_with_calls(make(), update, between, reads, before)
