@@ -64,6 +64,7 @@ class LoopFollower(SessionFollower):
         return update is not None
 
     def check_evaluation(self) -> None:
+        self.check_shown()  # calls of an update that is taken back have to be settled
         settle_sharing(self._buffers)
         self._buffers.before_evaluation(self._name)
 

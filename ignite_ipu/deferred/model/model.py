@@ -33,7 +33,6 @@ from ignite_ipu.deferred.graph.structure import leaves_in, unflatten
 from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.loop import Loop, Setup
 from ignite_ipu.deferred.model.recording import RecordedCalls
-from ignite_ipu.deferred.model.waiting import settle_sharing
 from ignite_ipu.deferred.tensor.deferred_values import all_values, deferred_values
 from ignite_ipu.deferred.tensor.reads import awaits_backward, not_frozen
 from ignite_ipu.deferred.tensor.without_graph import without_graph
@@ -129,8 +128,7 @@ class CapturedModel:
         if not (trains or (grad and self._asks(args, kwargs))):
             if not self.continues_a_step(args, kwargs):
                 loop.setup.observer.called(self, recorded=False)
-                settle_sharing(loop.buffers)
-                loop.buffers.before_evaluation(self.name)
+                loop.session.hooks.follower.check_evaluation()
                 if not grad:
                     return loop.evaluation.run(args, kwargs, self.model)
                 show = functools.partial(self._shown, (args, kwargs))

@@ -105,7 +105,24 @@ def spectral() -> nn.Module:
     return nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 4)), nn.Tanh(), nn.Linear(4, 2))
 
 
-READS = ["loss", "norm", "loss before clearing"]
+READS = ["loss", "norm", "loss before clearing", "loss before calls"]
+
+
+def evaluated(model: nn.Module, x: Tensor) -> List[Tensor]:
+    model.eval()
+    with torch.no_grad():
+        out = model(x).mean()
+    model.train()
+    return [out.clone()]
+
+
+def without_gradients(model: nn.Module, x: Tensor) -> List[Tensor]:
+    with torch.no_grad():
+        return [model(x).mean()]
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
 
 
 def train_with_calls(
@@ -126,8 +143,11 @@ def train_with_calls(
             seen.append(loss.item())
             if reads == "loss before clearing":
                 optimizer.zero_grad()
-            loss.backward()
+            if reads != "loss before calls":
+                loss.backward()
         now = between(model, X[number + 4]) if before <= number < before + 2 else []
+        if reads == "loss before calls":
+            loss.backward()
         optimizer.step()
         seen += [value.item() for value in now]
     return [torch.tensor(seen), *[value.detach().clone() for value in model.state_dict().values()]]
@@ -146,9 +166,11 @@ def read_before_the_step(model: nn.Module, x: Tensor) -> List[Tensor]:
     return [torch.tensor(model(x).square().mean().item())]
 
 
-@pytest.mark.parametrize("between", [discarded, read_after_the_step, read_before_the_step])
+@pytest.mark.parametrize(
+    "between", [discarded, read_after_the_step, read_before_the_step, evaluated, without_gradients]
+)
 @pytest.mark.parametrize("reads", READS)
-@pytest.mark.parametrize("make", [plain, spectral])
+@pytest.mark.parametrize("make", [plain, spectral, normalised])
 def test_calls_before_the_step_compute_with_the_weights_before_it(
     make: Callable[[], nn.Module], reads: str, between: Callable[..., List[Tensor]]
 ) -> None:
