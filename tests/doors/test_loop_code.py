@@ -139,6 +139,11 @@ TRAINED = {
         "a = Categorical(logits=out).sample()\n" + PLAIN,
         "losses.append(float(0 * a.sum()))",
     ),
+    "a sample in evaluation mode": (
+        "model.eval()\nd = Categorical(logits=model(x))\na = d.sample()\nr = float((a == 1).sum())\n"
+        "loss = -d.log_prob(a).mean() * r",
+        "",
+    ),
     "samples of an evaluation": (
         "with torch.no_grad(): a = Categorical(logits=model(x)).sample()\nlosses.append(0.0 * a.sum().item())\n"
         + PLAIN,

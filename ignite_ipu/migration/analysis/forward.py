@@ -58,7 +58,7 @@ class ForwardAnalysis:
         self.lambdas: Dict[ast.Lambda, Function] = {}
         # The variables of the module.
         self.shared = dict(pair for statement in file.tree.body for pair in assignments(statement))
-        self.visited: Dict[Tuple[object, ...], Value] = {}
+        self.visited: Dict[Tuple[object, ...], Tuple[Value, FrozenSet[Tuple[str, Optional[bool]]]]] = {}
         # The constructors of the module's other classes, in which objects of a call are made.
         plain = [each for each in file.tree.body if isinstance(each, ast.ClassDef) and each.name not in self.models]
         self.shared.update((each.name, ast.Name(each.name, ast.Load())) for each in plain)
@@ -73,6 +73,8 @@ class ForwardAnalysis:
         self.with_gradients = True
         # The ways in which code around the walked one transforms the models that are called: kinds of facts.
         self.transforms: FrozenSet[str] = frozenset()
+        # What the walked code has done so far: in a loop, the modes that it has put models in.
+        self.past: FrozenSet[Tuple[str, Optional[bool]]] = frozenset()
 
     def records_gradients(self, node: ast.AST) -> bool:
         """Return whether gradients are recorded at a node that is walked."""
@@ -148,18 +150,21 @@ class ForwardAnalysis:
             sure,
             self.with_gradients,
             self.transforms,
+            self.past,
             *environment.items(),
         )
         if key in self.visited or len(self.visited) > 2000:
-            return self.visited.get(key, UNKNOWN)
-        self.visited[key] = UNKNOWN
+            found, self.past = self.visited.get(key, (UNKNOWN, self.past))
+            return found
+        self.visited[key] = UNKNOWN, self.past
         if function.args.vararg:
             environment[function.args.vararg.arg] = Value(Kind.TENSORS, Origin.PARTLY)
         walker = self.walker(function, model, environment, outer)
         walker.scope.sure = sure
         walker.block(function.body)
-        self.visited[key] = walker.result or PYTHON
-        return self.visited[key]
+        found = walker.result or PYTHON
+        self.visited[key] = found, self.past
+        return found
 
     def walker(
         self, function: Function, model: Optional[Model], environment: Environment, outer: Optional[Scope]

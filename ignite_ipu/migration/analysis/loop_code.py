@@ -19,6 +19,7 @@ from ignite_ipu.migration.analysis.forward import ForwardAnalysis, Statements
 from ignite_ipu.migration.analysis.held_functions import HeldFunctions
 from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, parameters_of
 from ignite_ipu.migration.analysis.models import Model
+from ignite_ipu.migration.analysis.modes import Modes
 from ignite_ipu.migration.analysis.names import argument, constant, dotted, is_layer, unmoved, walk
 from ignite_ipu.migration.analysis.operators import is_dynamic, is_loss, is_refused
 from ignite_ipu.migration.analysis.parsed_file import WITHOUT_GRADIENTS
@@ -30,6 +31,7 @@ from ignite_ipu.migration.analysis.values import (
     CALL,
     MODULE,
     PYTHON,
+    TRAINING,
     UNKNOWN,
     WITH_GRADIENTS,
     Origin,
@@ -63,15 +65,18 @@ class LoopAnalysis(ForwardAnalysis):
         self.named_models = set(training.models)
         # Attributes that are given a model: self.net = net.
         self.named_models |= {name for name, value in training.file.assigned if dotted(value) in training.models}
+        self.modes = Modes(training.file)
 
     def run_loops(self) -> None:
         """Analyse the code of the module, and each function outside of models with any arguments."""
         roots = self.training.host_functions.above(self.training.backward_calls)
         for each in self.training.host_functions.all:
             if each in roots:
+                self.past = frozenset()
                 self.call(each, None, (), {})
         if None not in roots:
             return
+        self.past = frozenset()
         module = ast.FunctionDef(name=NO_FUNCTION, args=_NO_ARGUMENTS, body=self.file.tree.body, decorator_list=[])
         self.call(module, None, (), {})
 
@@ -109,7 +114,7 @@ class LoopAnalysis(ForwardAnalysis):
             noted = replace(fact, certain=fact.certain and sure)
             if fact.kind == _OUTSIDE:
                 self.losses_outside.add(noted)
-            elif fact.kind not in (CALL, WITH_GRADIENTS, DRAWN, DISTRIBUTION):
+            elif fact.kind not in (CALL, WITH_GRADIENTS, TRAINING, DRAWN, DISTRIBUTION):
                 self.facts.add(noted)
         for fact, calls in self.selections:
             if calls & value.by:
@@ -190,6 +195,9 @@ class _LoopStatements(SampledValues):
         self.block(body)
 
     def assign(self, target: ast.expr, kind: Value, value: Optional[ast.expr]) -> None:
+        analysis, name = self.analysis, dotted(target)
+        if name in analysis.named_models and value is not None:
+            analysis.past = analysis.modes.after_assignment(analysis.past, name, value, self.scope.sure)
         if isinstance(target, ast.Attribute) and dotted(target) is not None:
             self.scope.environment[dotted(target) or ""] = kind
             return
@@ -313,6 +321,8 @@ class _LoopStatements(SampledValues):
         if function.attr == "scale" and len(given) == 1 and not base.has_tensors:
             return given[0]  # by a GradScaler
         if base.kind is Kind.MODULE and self.scope.model is None:
+            past = self.analysis.modes.after_call(self.analysis.past, node, self.scope.sure)
+            self.analysis.past = past
             if function.attr in ("parameters", "named_parameters") and self.analysis.records_gradients(node):
                 return Value(Kind.TENSORS, Origin.COMPUTED)
             return UNKNOWN
@@ -352,6 +362,9 @@ class _LoopStatements(SampledValues):
             found = result(Kind.TENSOR, values, None if not known else Origin.COMPUTED)
             called = Fact(CALL, node, name, self.scope.where)
             by = found.by | {called, replace(called, kind=WITH_GRADIENTS)}
+            mode = self.analysis.modes.of(self.analysis.past, name)
+            if mode is not False:
+                by |= {replace(called, kind=TRAINING, certain=mode is True)}
             return found._replace(by=by) if found.origin is Origin.COMPUTED else UNKNOWN
         made = self._made(name)
         if isinstance(node.func, ast.Call) and self._is_module(node.func):

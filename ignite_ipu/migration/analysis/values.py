@@ -8,8 +8,12 @@ from typing import FrozenSet, Iterable, NamedTuple, Optional, Tuple
 
 from ignite_ipu.migration.analysis.kinds import Fact, Kind, join_kinds
 
-CALL, WITH_GRADIENTS = "model", "gradients"
-"""Kinds of the facts behind a value in the code of a loop: calls of models, and those that gradients flow through."""
+CALL, WITH_GRADIENTS, TRAINING = "model", "gradients", "training"
+"""Kinds of the facts behind a value in the code of a loop.
+
+Calls of models, those that gradients flow through, and those in training mode. The last are not certain if the mode is
+left open.
+"""
 
 
 class Origin(enum.Enum):
@@ -71,7 +75,9 @@ def join(first: Value, second: Value) -> Value:
 
 def _uncertain(facts: FrozenSet[Fact]) -> FrozenSet[Fact]:
     """Return the operators among some facts as ones that a value may be computed by."""
-    return frozenset(replace(fact, certain=False) for fact in facts if fact.kind not in (CALL, WITH_GRADIENTS))
+    return frozenset(
+        replace(fact, certain=False) for fact in facts if fact.kind not in (CALL, WITH_GRADIENTS, TRAINING)
+    )
 
 
 def combined(values: Iterable[Value]) -> Origin:
