@@ -90,6 +90,13 @@ for _ in range(3):
 """
 # Statements in __init__, statements of forward, and the arguments of the construction.
 TRAINED = {
+    "states that each call sets anew": (
+        "self.cell = nn.LSTMCell(4, 4)",
+        "z = lambda: torch.zeros(len(x), 4)\nself.h, self.c, self.seen, self.t = z(), z(), [], 0\n"
+        "for _ in range(2):\n    self.h, self.c = self.cell(x, (self.h, self.c))\n"
+        "    self.h = self.h.tanh()\n    self.seen.append(self.h)\n    self.t += 1\n"
+        "return self.fc(self.seen[0] + self.h) * self.t",
+    ),
     "a count in a buffer": (
         "self.register_buffer('steps', torch.tensor(0))",
         "self.steps += 1\nreturn self.fc(x) * self.steps",

@@ -192,6 +192,11 @@ class Expressions:
 
     def attribute(self, node: ast.Attribute, base: Value) -> Value:
         if isinstance(node.value, ast.Name) and node.value.id == self.scope.owner and self.scope.owner:
+            name = f"{self.scope.owner}.{node.attr}"
+            self.scope.read(name)
+            kind = self.scope.kind_set(name)
+            if kind is not None and kind.has_tensors:
+                return Value(kind)
             held = self.scope.model.holds.get(node.attr) if self.scope.model else None
             if held is Kind.UNREGISTERED:
                 self.scope.fact("plain", node, node.attr)
@@ -386,7 +391,7 @@ class Expressions:
             return PYTHON
         kept = self.scope.is_shared(function.value) and not any(value.has_tensors for value in given)
         if (kept or self.scope.is_own(function.value)) and function.attr in tensor_methods.MUTATORS:
-            self.scope.fact("mutation", node, dotted(function.value) or "")
+            self.scope.mutation(node, dotted(function.value) or "", container(given), None)
             return UNKNOWN
         if function.attr in ("append", "extend") and isinstance(function.value, ast.Name):
             if any(value.has_tensors for value in given):

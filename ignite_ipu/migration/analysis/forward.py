@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import Dict, FrozenSet, Mapping, Optional, Sequence, Set, Tuple
 
 from ignite_ipu.migration.analysis import tensor_methods
@@ -58,7 +59,7 @@ class ForwardAnalysis:
         self.lambdas: Dict[ast.Lambda, Function] = {}
         # The variables of the module.
         self.shared = dict(pair for statement in file.tree.body for pair in assignments(statement))
-        self.visited: Dict[Tuple[object, ...], Tuple[Value, FrozenSet[Tuple[str, Optional[bool]]]]] = {}
+        self.visited: Dict[Tuple[object, ...], Tuple[Value, FrozenSet[Tuple[str, object]]]] = {}
         # The constructors of the module's other classes, in which objects of a call are made.
         plain = [each for each in file.tree.body if isinstance(each, ast.ClassDef) and each.name not in self.models]
         self.shared.update((each.name, ast.Name(each.name, ast.Load())) for each in plain)
@@ -73,8 +74,12 @@ class ForwardAnalysis:
         self.with_gradients = True
         # The ways in which code around the walked one transforms the models that are called: kinds of facts.
         self.transforms: FrozenSet[str] = frozenset()
-        # What the walked code has done so far: in a loop, the modes that it has put models in.
-        self.past: FrozenSet[Tuple[str, Optional[bool]]] = frozenset()
+        # What the walked code has done so far, by name: the kinds of the values that a call of forward has set
+        # attributes of models to; in a loop, the modes that it has put models in.
+        self.past: FrozenSet[Tuple[str, object]] = frozenset()
+        # Attributes that some call reads before it sets them, and changes of ones that count only then.
+        self.early_reads: Set[str] = set()
+        self.renewals: Set[Tuple[str, Fact]] = set()
 
     def records_gradients(self, node: ast.AST) -> bool:
         """Return whether gradients are recorded at a node that is walked."""
@@ -99,7 +104,19 @@ class ForwardAnalysis:
             kind = declared_kind(function, arg)
             tensor = kind is Kind.UNKNOWN and self._used_as_tensor(function, model, arg.arg)
             given[arg.arg] = Value(Kind.TENSOR, origin) if tensor else declared(kind, origin)
+        self.past = frozenset()
         self.call(function, model, (), given)
+        self._judge_renewals()
+
+    def _judge_renewals(self) -> None:
+        """Note changes of attributes as ones of Python state if some call reads the attribute before it sets it."""
+        for attribute, change in self.renewals:
+            settled = replace(change, kind="settled")
+            if attribute in self.early_reads:
+                self.facts.discard(settled)
+                self.facts.add(change)
+            else:
+                self.facts.add(settled)
 
     def _used_as_tensor(self, function: Function, model: Optional[Model], name: str, depth: int = 0) -> bool:
         """Return whether a parameter is used as a tensor, by a function or by the file's own parts of its model."""
@@ -268,6 +285,6 @@ class Statements(Expressions):
             self.assign(target, changed, None)
         elif isinstance(target, ast.Subscript) or not self.scope.is_registered(target):
             # `self.buffer += x` changes the buffer in place, which an IPU keeps.
-            self.assign(target, UNKNOWN, None)
+            self.assign(target, kind, None)
         if isinstance(target, ast.Attribute):
             self.scope.written(target)

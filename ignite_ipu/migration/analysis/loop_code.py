@@ -199,7 +199,7 @@ class _LoopStatements(SampledValues):
         if name in analysis.named_models and value is not None:
             analysis.past = analysis.modes.after_assignment(analysis.past, name, value, self.scope.sure)
         if isinstance(target, ast.Attribute) and dotted(target) is not None:
-            self.scope.environment[dotted(target) or ""] = kind
+            self.scope.environment[dotted(target) or ""] = UNKNOWN if value is None else kind
             return
         super().assign(target, kind, value)
 

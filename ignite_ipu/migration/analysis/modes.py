@@ -8,7 +8,7 @@ from typing import FrozenSet, Optional, Set, Tuple
 from ignite_ipu.migration.analysis.names import argument, constant, dotted, unmoved
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 
-Past = FrozenSet[Tuple[str, Optional[bool]]]
+Past = FrozenSet[Tuple[str, object]]
 """The last names of models that were put in a mode: True for training mode, None if the text leaves it open."""
 _SETTERS = ("eval", "train")
 
@@ -34,7 +34,8 @@ class Modes:
 
     def of(self, past: Past, model: str) -> Optional[bool]:
         """Return the mode of a model: True for training mode, None if the text leaves it open."""
-        return dict(past).get(_last(model), None if _last(model) in self._changed else True)
+        mode = dict(past).get(_last(model), None if _last(model) in self._changed else True)
+        return mode if isinstance(mode, bool) else None
 
     def after_call(self, past: Past, call: ast.Call, sure: bool) -> Past:
         """Return the modes after a call of a method of a model."""

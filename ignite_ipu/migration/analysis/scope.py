@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
-from typing import Dict, FrozenSet, Iterator, Mapping, NamedTuple, Optional, Protocol, Sequence, Set
+from typing import Dict, FrozenSet, Iterator, Mapping, NamedTuple, Optional, Protocol, Sequence, Set, Tuple
 
 from ignite_ipu.migration.analysis.conditions import Conditions, Runs
 from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, converts, parameters_of, reads
@@ -51,6 +51,9 @@ class Followed(Protocol):
     transforms: FrozenSet[str]
     constructors: Dict[str, Function]
     titles: Dict[Function, str]
+    past: FrozenSet[Tuple[str, object]]
+    early_reads: Set[str]
+    renewals: Set[Tuple[str, Fact]]
 
     def records_gradients(self, node: ast.AST) -> bool:
         """Return whether gradients are recorded at a node that is walked."""
@@ -147,13 +150,40 @@ class Scope:
         """Note a change of Python state.
 
         A value that is made if it is missing, unfit or already known is the same in every call. So are tensors that are
-        stored for other code to read, and one that is converted.
+        stored for other code to read, and one that is converted. An attribute that each call of forward sets before it
+        reads it is as a variable of the call.
         """
         converted = value is not None and converts(value, name)
         own = value is None or reads(value, name)
+        if own:
+            self.read(name)
         left = kind.is_tensor and self.model is not None and not self.model.reads(name.rpartition(".")[2])
-        settled = converted or (not own and (kind.kind is Kind.PYTHON or name in self.tested or left))
-        self.fact("settled" if settled else "mutation", node, name)
+        known = kind.kind is Kind.PYTHON or kind.has_tensors
+        sets = isinstance(node, ast.Attribute) and self.is_own(node) and not own
+        if converted or (not own and (kind.kind is Kind.PYTHON or name in self.tested or left)):
+            self.fact("settled", node, name)
+        elif known and (sets or self.kind_set(name) is not None):
+            self.analysis.renewals.add((self._attribute(name), Fact("mutation", node, name, self.where, self.sure)))
+        else:
+            self.fact("mutation", node, name)
+        if sets and self.sure:
+            key = self._attribute(name)
+            others = (each for each in self.analysis.past if each[0] != key)
+            self.analysis.past = frozenset([*others, (key, kind.kind)])
+
+    def read(self, name: str) -> None:
+        """Note a read of an attribute of the model, by its chain of names."""
+        if self.kind_set(name) is None:
+            self.analysis.early_reads.add(self._attribute(name))
+
+    def kind_set(self, name: str) -> Optional[Kind]:
+        """Return the kind of the value that this call of forward has set an attribute to for sure, None for none."""
+        kind = dict(self.analysis.past).get(self._attribute(name)) if name.startswith(f"{self.owner}.") else None
+        return kind if isinstance(kind, Kind) else None
+
+    def _attribute(self, name: str) -> str:
+        """Return an attribute of the model, given by its chain of names, with the name of the model's class."""
+        return f"{self.model.name if self.model else ''}.{name.partition('.')[2]}"
 
     def is_own(self, node: ast.AST) -> bool:
         """Return whether a chain of names starts at the model itself."""

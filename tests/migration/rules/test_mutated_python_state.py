@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from ignite_ipu.migration.findings import Outcome
+
 RULE = "mutated-python-state"
 
 
@@ -125,3 +129,52 @@ def test_a_converted_table_is_the_same_in_every_call(findings):
     """
     found = [(each.line, each.run.name) for each in findings(RULE, code)]
     assert found == [(11, "HANDLED"), (12, "HANDLED"), (13, "REFUSED")]
+
+
+DECODER = """
+    import torch
+    from torch import nn
+
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.out, self.h = nn.LSTMCell(4, 7), nn.Linear(7, 4), None
+        def start(self, memory):
+            z = lambda n: torch.zeros(memory.size(0), n)
+            {start}
+        def step(self, x):
+            {step}
+            return self.out(self.h)
+        def forward(self, memory):
+            {first}
+            frames = []
+            for t in range(memory.size(1)):
+                frames.append(self.step(memory[:, t]))
+            return torch.stack(frames, 1)
+"""
+STEP = "self.h, self.c = self.cell(x, (self.h, self.c))"
+START = "self.h, self.c = z(7), z(7)"
+
+
+@pytest.mark.parametrize(
+    ("start", "step"),
+    [
+        (START, STEP),
+        (START, f"{STEP}; self.h = self.h.relu(); self.c *= 2"),
+        ("self.state = (z(7), z(7)); self.h = z(7)", "self.state = self.cell(x, self.state); self.h = self.state[0]"),
+        (f"{START}; self.seen, self.t = [], 0", f"{STEP}; self.seen.append(self.h); self.t += 1"),
+    ],
+)
+def test_attributes_that_each_call_sets_anew(start, step, findings):
+    """They are as variables of the call: states of a decoder, also in methods that forward calls."""
+    found = findings(RULE, DECODER.format(start=start, step=step, first="self.start(memory)"))
+    assert {each.run for each in found} == {Outcome.HANDLED}
+
+
+@pytest.mark.parametrize(
+    "first",
+    ["pass", "if len(memory) > 4: self.start(memory)", "y = self.step(memory[:, 0]); self.start(memory)"],
+)
+def test_attributes_that_a_call_may_have_from_the_one_before(first, findings):
+    found = findings(RULE, DECODER.format(start=START, step=STEP, first=first))
+    assert Outcome.REFUSED in {each.run for each in found}
