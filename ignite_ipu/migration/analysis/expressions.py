@@ -183,6 +183,12 @@ class Expressions:
             found = container(self.expression(argument).element for argument in node.args)
             self.assign(target, found if found.has_tensors else UNKNOWN, None)
 
+    def element_of(self, node: ast.expr) -> Value:
+        """Return an element of what an expression yields; of `zip` it is a tuple of elements."""
+        if isinstance(node, ast.Call) and dotted(node.func) == "zip":
+            return container(map(self.element_of, node.args))
+        return self.expression(node).element
+
     def _are_weights(self, node: ast.expr) -> bool:
         """Return whether an expression yields the parameters of the model whose code it is in, or of a part of it."""
         call = node.func if isinstance(node, ast.Call) else None
@@ -222,6 +228,9 @@ class Expressions:
             if masks and isinstance(node.ctx, ast.Load):
                 self.scope.needs_value("mask", node, combined(masks))
             return result(base.kind, [base, *(each for each in indices if each.is_tensor)])
+        place = constant(index_of(node))
+        if base.items is not None and type(place) is int and place < len(base.items):
+            return base.items[place]
         return base.element
 
     def compare(self, node: ast.Compare) -> Value:
@@ -311,7 +320,7 @@ class Expressions:
             return PYTHON
         if name in ("map", "filter") and isinstance(node.args[0] if node.args else None, ast.Lambda):
             mapped = self.defined(cast(ast.Lambda, node.args[0]), self.scope.where)
-            return container([self.enter(mapped, [each.element for each in given[1:]], {})])
+            return container([self.enter(mapped, list(map(self.element_of, node.args[1:])), {})])
         if name in ("max", "min", "sum", "abs", "reversed", "list", "tuple", "sorted"):
             if name in ("list", "tuple", "reversed") and first.is_tensor:
                 return first._replace(kind=Kind.TENSORS)

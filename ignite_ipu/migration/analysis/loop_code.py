@@ -30,6 +30,7 @@ from ignite_ipu.migration.analysis.transformed_calls import TransformedCalls
 from ignite_ipu.migration.analysis.values import (
     CALL,
     MODULE,
+    OF_WEIGHTS,
     PYTHON,
     TRAINING,
     UNKNOWN,
@@ -114,7 +115,7 @@ class LoopAnalysis(ForwardAnalysis):
             noted = replace(fact, certain=fact.certain and sure)
             if fact.kind == _OUTSIDE:
                 self.losses_outside.add(noted)
-            elif fact.kind not in (CALL, WITH_GRADIENTS, TRAINING, DRAWN, DISTRIBUTION):
+            elif fact.kind not in (CALL, WITH_GRADIENTS, TRAINING, OF_WEIGHTS, DRAWN, DISTRIBUTION):
                 self.facts.add(noted)
         for fact, calls in self.selections:
             if calls & value.by:
@@ -211,7 +212,8 @@ class _LoopStatements(SampledValues):
                 return known
         if name is not None and (name in self.analysis.named_models or self._made(name) is not None):
             return MODULE
-        return super().expression(node)
+        found = super().expression(node)
+        return _of_weights(self, node, found) if isinstance(node, ast.BinOp) else found
 
     def attribute(self, node: ast.Attribute, base: Value) -> Value:
         if base.kind is Kind.MODULE and self.scope.model is None:
@@ -289,7 +291,9 @@ class _LoopStatements(SampledValues):
             return self._go_backward(given[:1])
         if name == "torch.autograd.grad":
             asked = argument(node, "inputs", 1)
-            if asked is not None and _is_of_step(self.expression(asked)):
+            value = UNKNOWN if asked is None else self.expression(asked)
+            computed = value.origin is Origin.COMPUTED and any(fact.kind == OF_WEIGHTS for fact in value.by)
+            if computed or _is_of_step(value):
                 self.analysis.facts.add(_differentiated(self.scope, node, name))
             return UNKNOWN
         self.transformed.call(node, name)
@@ -414,6 +418,7 @@ class _LoopStatements(SampledValues):
                 self._select("repeat", node, name, given)
         elif not is_loss(name) and is_refused(self.analysis.file, name, node):
             fact = Fact("call", node, name, self.scope.where, self.scope.sure)
+        found = _of_weights(self, node, found)
         return found if fact is None else found._replace(by=found.by | {fact})
 
 
@@ -422,6 +427,15 @@ def _detached(value: Value) -> Value:
     by = frozenset(fact for fact in value.by if fact.kind != WITH_GRADIENTS)
     origin = value.origin if _is_of_step(value) else Origin.UNKNOWN
     return value._replace(origin=origin, by=by)
+
+
+def _of_weights(statements: _LoopStatements, node: ast.expr, found: Value) -> Value:
+    """Return the result of an operation, with a fact about it if its value is computed from weights alone."""
+    kinds = {fact.kind for fact in found.by}
+    weights = found.origin is Origin.COMPUTED and kinds.isdisjoint((CALL, OF_WEIGHTS))
+    if not weights or not statements.analysis.records_gradients(node):
+        return found
+    return found._replace(by=found.by | {Fact(OF_WEIGHTS, node, "", statements.scope.where)})
 
 
 def _differentiated(scope: Scope, node: ast.Call, name: str) -> Fact:

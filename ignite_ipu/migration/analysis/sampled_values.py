@@ -52,7 +52,7 @@ class SampledValues(Statements):
     def _drawn(self, node: ast.Call, base: Value) -> Value:
         """Return a sample of a distribution, with the operator that draws it if that does not compile."""
         found = _sample(node, "sample", base._replace(kind=Kind.TENSOR))
-        if not found.by:
+        if all(fact.kind != CALL for fact in found.by):
             return found
         drawn_by = [_DRAWN_BY.get(fact.name) for fact in base.by if fact.kind == DISTRIBUTION]
         names = [f"torch.{each}" for each in drawn_by if each is not None]

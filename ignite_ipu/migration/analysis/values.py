@@ -8,11 +8,11 @@ from typing import FrozenSet, Iterable, NamedTuple, Optional, Tuple
 
 from ignite_ipu.migration.analysis.kinds import Fact, Kind, join_kinds
 
-CALL, WITH_GRADIENTS, TRAINING = "model", "gradients", "training"
+CALL, WITH_GRADIENTS, TRAINING, OF_WEIGHTS = "model", "gradients", "training", "of weights"
 """Kinds of the facts behind a value in the code of a loop.
 
 Calls of models, those that gradients flow through, and those in training mode. The last are not certain if the mode is
-left open.
+left open. OF_WEIGHTS is an operation by which the loop itself computes a value from weights, with gradients.
 """
 
 

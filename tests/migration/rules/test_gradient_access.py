@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from ignite_ipu.migration.findings import Outcome
+
 RULE = "gradient-access"
 
 
@@ -66,3 +70,34 @@ def test_a_loss_without_weights_is_the_loop_s_code(lines):
             optimizer.step()
     """
     assert lines(RULE, code) == [14]
+
+
+@pytest.mark.parametrize(
+    ("adapted", "outcome"),
+    [
+        ("[p - 0.1 * g for p, g in zip(fast, gradients)]", Outcome.REFUSED),
+        ("list(map(lambda p: p[1] - 0.1 * p[0], zip(gradients, fast)))", Outcome.REFUSED),
+        ("list(map(lambda p, g: p.sub(0.1 * g), fast, gradients))", Outcome.REFUSED),
+        ("list(fast)", Outcome.ON_HOST),
+        ("[p.detach() - 0.1 * g for p, g in zip(fast, gradients)]", Outcome.ON_HOST),
+    ],
+)
+def test_gradients_with_respect_to_values_that_are_computed_from_weights(adapted, outcome, findings):
+    """As in MAML of first order, whose loop computes the weights of a task. Gradients of weights come to the host."""
+    code = f"""
+        import torch
+        from torch.nn import functional as F
+        model = Learner()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for x, y in data:
+            fast = list(model.parameters())
+            gradients = torch.autograd.grad(F.mse_loss(model(x, fast), y), fast)
+            fast = {adapted}
+            gradients = torch.autograd.grad(F.mse_loss(model(x, fast), y), fast)
+            optimizer.zero_grad()
+            F.mse_loss(model(x, fast), y).backward()
+            optimizer.step()
+    """
+    found = [(each.line, each.run) for each in findings(RULE, code)]
+    assert (7, Outcome.REFUSED) not in found
+    assert ((9, Outcome.REFUSED) in found) == (outcome is Outcome.REFUSED)
