@@ -131,6 +131,10 @@ LOOPS = {
         f"{SGD}\nother = copy.deepcopy(model)",
         BEFORE_STEP.format("other.load_state_dict(model.state_dict())"),
     ),
+    "copies in a list are loaded before the step": (
+        f"{SGD}\nother = copy.deepcopy(model)\nothers = [other]\nfor m in others: m.eval()",
+        BEFORE_STEP.format("[m.load_state_dict(model.state_dict()) for m in others]"),
+    ),
     "weights are written before backward": (
         SGD,
         PLAIN.replace("loss.backward()", "model[0].weight.data.mul_(0.99)\n    loss.backward()"),

@@ -15,6 +15,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 from ignite_ipu.migration.analysis.kinds import Function, parameters_of
 from ignite_ipu.migration.analysis.names import dotted, names_bound, owner_of, walk
 from ignite_ipu.migration.analysis.number_values import count_iteration, length_of, value_of
+from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.training import Training
 
 _ITERATIONS, _EPOCHS, _MOST_ITERATIONS = 8, 2, 32
@@ -100,6 +101,7 @@ class _Text:
         steps += [name for name in given if name is not None and training.is_optimizer(name)]
         self.steppers = {_last(name) for name in steps}
         self.models = training.models
+        self.elements = _elements(self.file)
         changed = {
             name for kind in (ast.AugAssign, *_LOOPS) for node in self.file.nodes(kind) for name in names_bound(node)
         }
@@ -207,7 +209,7 @@ class _Text:
                 yield from names_bound(target)
 
     def _is_trained(self, model: Optional[str]) -> bool:
-        return model is not None and self.training.is_trained(model)
+        return model is not None and any(map(self.training.is_trained, self.elements.get(model, [model])))
 
     def _is_model(self, name: Optional[str]) -> bool:
         return name is not None and (name in self.models or _last(name) in self.training.trained)
@@ -235,6 +237,36 @@ class _Text:
 
 def _last(name: str) -> str:
     return name.rpartition(".")[2]
+
+
+def _elements(file: ParsedFile) -> Dict[str, List[str]]:
+    """Return the names that the variables of loops and comprehensions stand for, where the text shows all of them."""
+    nodes: List[Union[ast.For, ast.comprehension]] = [*file.nodes(ast.For), *file.nodes(ast.comprehension)]
+    found: Dict[str, List[Optional[List[str]]]] = {}
+    for node in nodes:
+        pairs = [(node.target, node.iter)]
+        zipped = isinstance(node.iter, ast.Call) and dotted(node.iter.func) == "zip"
+        if zipped and isinstance(node.iter, ast.Call) and isinstance(node.target, (ast.Tuple, ast.List)):
+            pairs = list(zip(node.target.elts, node.iter.args))
+        for target, value in pairs:
+            alone = isinstance(target, ast.Name)
+            bound = (each.id for each in walk(target) if isinstance(each, ast.Name))
+            for name in bound:
+                found.setdefault(name, []).append(_names_in(file, value) if alone else None)
+    return {
+        name: [each for names in known if names for each in names]
+        for name, known in found.items()
+        if None not in known and name not in file.values
+    }
+
+
+def _names_in(file: ParsedFile, value: ast.expr) -> Optional[List[str]]:
+    """Return the names of the elements of a list that the text writes out, None for other values."""
+    written = file.single_value(dotted(value)) if dotted(value) is not None else value
+    if not isinstance(written, (ast.List, ast.Tuple)):
+        return None
+    names = [dotted(each) for each in written.elts]
+    return None if None in names else [name for name in names if name is not None]
 
 
 def _over_parameters(loop: ast.For) -> bool:

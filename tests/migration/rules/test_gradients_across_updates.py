@@ -73,3 +73,32 @@ def test_a_step_of_another_function_of_the_file(lines):
                     self.update(self.model(x))
     """
     assert lines(RULE, code) == [7]
+
+
+@pytest.mark.parametrize(
+    ("models", "reported"), [("[average]", []), ("[model]", [11]), ("[average, model]", [11]), ("others", [11])]
+)
+@pytest.mark.parametrize(
+    "written",
+    [
+        "[m.load_state_dict(s) for m, s in zip(held, states)]",
+        "for m, s in zip(held, states): m.load_state_dict(s)",
+    ],
+)
+def test_models_of_a_list(written, models, reported, lines):
+    """A variable of a loop stands for the models of its list, which may be others than the trained one."""
+    code = f"""
+        import copy, torch
+        model = torch.nn.Linear(4, 2)
+        average = copy.deepcopy(model)
+        held = {models}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for m in held: m.train()
+        for x in data:
+            optimizer.zero_grad()
+            loss = model(x).mean()
+            loss.backward()
+            {written}
+            optimizer.step()
+    """
+    assert lines(RULE, code) == reported
