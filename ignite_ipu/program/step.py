@@ -10,6 +10,7 @@ from typing import (
     List,
     Mapping,
     Sequence,
+    Tuple,
 )
 
 import torch
@@ -118,9 +119,14 @@ class BatchStep(nn.Module):
         """Return a step that computes the same, for batches of a layout of its own."""
         raise NotImplementedError
 
+    @property
+    def beside(self) -> Tuple[Any, ...]:
+        """The functions that a call runs beside the model."""
+        return self.model_fn, self.model_transform
+
     def python_state(self) -> PythonState:
-        """Return the Python values that are constants of the compiled step."""
-        return PythonState(self.model, self.model_fn, self.model_transform)
+        """Return the Python values that are constants of the compiled step, those of a loss included."""
+        return PythonState(self.model, *self.beside)
 
     def loss_of(self, output: Any) -> torch.Tensor:
         """Return the loss in the result of a call of this, if it trains."""

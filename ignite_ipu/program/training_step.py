@@ -8,7 +8,7 @@ operator before it an ordinary operator again. It changes nothing for a loss tha
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
@@ -16,7 +16,6 @@ from torch import nn
 from ignite_ipu.errors import LossError, logger
 from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.guarded_trace import guarded
-from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.micro_batches import first_micro_batch
 from ignite_ipu.program.step import BatchStep, call_model, check_output, describe_value, unchanged
 from ignite_ipu.program.tensors.rows import row_count
@@ -91,9 +90,10 @@ class TrainingStep(BatchStep):
         """Return whether the model has batch statistics, which each replica keeps for itself."""
         return any(isinstance(each, NormWithStatistics) and each.running_mean is not None for each in self.modules())
 
-    def python_state(self) -> PythonState:
-        """Return the Python values that are constants of the compiled step, the loss's included."""
-        return PythonState(self.model, self.model_fn, self.model_transform, self.loss_fn)
+    @property
+    def beside(self) -> Tuple[Any, ...]:
+        """The functions that a call runs beside the model, the loss included."""
+        return (*super().beside, self.loss_fn)
 
     def forward(self, *leaves: Any) -> Any:
         """Return `(y_pred, loss)` for the leaves of `(x, y)`; `(None, loss)` without predictions.

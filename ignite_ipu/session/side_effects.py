@@ -72,7 +72,7 @@ class SideEffects:
         try:
             with step.host_weights.put_into(step) as (variable, _, _):
                 known, assignments = named_tensors(step.model).keys(), Assignments(step.model)
-                found = set_once(step.model, call, recorder)
+                found = set_once(step.model, call, recorder, *step.beside)
                 made = [
                     name
                     for name, each in named_tensors(step.model).items()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import cProfile
 import itertools
-from typing import Any
+from typing import Any, Callable, Dict, Optional
 
 import pytest
 import torch
+from ignite.engine import create_supervised_trainer
 from torch import nn
 
 from ignite_ipu import SessionError, create_ipu_trainer
@@ -80,6 +81,34 @@ def test_the_host_calls_a_model_once_before_the_trace_and_once_after_it() -> Non
     code = Called.forward.__code__
     assert [entry.callcount for entry in profile.getstats() if entry.code is code] == [3]
     assert torch.equal(torch.get_rng_state(), random)
+
+
+def weighted(weights: Dict[str, Optional[float]]) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return a loss that has another weight in its first call, if there is one."""
+
+    def loss(y_pred: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        weight, weights["first"] = weights["first"], None
+        return nn.functional.mse_loss(y_pred, y) * (1.0 if weight is None else weight)
+
+    return loss
+
+
+@pytest.mark.parametrize("first", [2.0, 1.0])
+def test_a_flag_of_the_first_call_may_not_change_the_loss(first: float) -> None:
+    """It is in a dictionary that the loss function has."""
+    losses = []
+    for create in (create_supervised_trainer, create_ipu_trainer):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        trainer = create(model, torch.optim.SGD(model.parameters(), lr=0.1), weighted({"first": first}))
+        if create is create_ipu_trainer and first != 1:
+            with pytest.raises(SessionError, match=r"first call of Linear.* another result than a later .*\(weights\)"):
+                trainer.run([BATCH] * 3)
+        else:
+            trainer.run([BATCH] * 3)
+            losses.append(trainer.state.output)
+    if first == 1:
+        torch.testing.assert_close(*losses, check_dtype=False)
 
 
 def test_an_iterator_that_goes_round_is_no_constant() -> None:

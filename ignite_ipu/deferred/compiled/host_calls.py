@@ -386,7 +386,7 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
                 # So a value that it keeps for later calls is distinguished from a constant.
                 with torch.set_grad_enabled(model.training and torch.is_grad_enabled()):
                     if session.training is None:
-                        found = set_once(model, call_once)
+                        found = set_once(model, call_once, named=named)
                     else:
                         with given, WeightWriteGuard(model):
                             model(*args, **kwargs)

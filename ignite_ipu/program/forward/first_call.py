@@ -7,7 +7,7 @@ anything is compiled, and programs begin with the values that it has set.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -17,7 +17,8 @@ from ignite_ipu.errors import SessionError, listed
 from ignite_ipu.program.forward.module_attributes import SCALARS, ModuleAttributes
 from ignite_ipu.program.forward.randomness import draw_from, host_random_state
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard, written_by
-from ignite_ipu.program.guards.python_state import named_by
+from ignite_ipu.program.guards.decisions import Decisions
+from ignite_ipu.program.guards.names import Named
 from ignite_ipu.program.guards.retrace import FirstCallRecorder
 from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.program.tensors.trees import tensors_in
@@ -34,7 +35,8 @@ class SetOnce(NamedTuple):
 
     Attributes:
         values: Weights and buffers by name, with the values.
-        counters: Names of the attributes with numbers that the second call has changed again.
+        counters: Names of the attributes with numbers that the second call has changed again, and of other values
+            where later calls return other results.
     """
 
     values: Dict[str, torch.Tensor]
@@ -47,21 +49,41 @@ class SetOnce(NamedTuple):
             plain(tensors[name]).copy_(value)
 
 
-def set_once(model: nn.Module, call: Callable[[], Any], recorder: Optional[FirstCallRecorder] = None) -> SetOnce:
-    """Call a model for the first time, and return what only this call sets.
+def set_once(
+    model: nn.Module,
+    call: Callable[[], Any],
+    recorder: Optional[FirstCallRecorder] = None,
+    *others: Any,
+    named: Optional[Named] = None,
+) -> SetOnce:
+    """Call a model for the first time, and return the values that only this call sets.
 
-    Tensors are as before afterwards, attributes and random numbers of the host as after one call. `call` calls the
-    model on the host, in a `recorder` if it has one; it is made up to three times.
+    Tensors are as before afterwards, attributes and random numbers of the host as after one call.
+
+    Args:
+        model: The model.
+        call: Calls it on the host, up to three times.
+        recorder: The context in which it does so, if it has one.
+        *others: Functions and objects that are called beside the model, such as a loss.
+        named: The values that the code reaches by names, if looked up.
 
     Raises:
         SessionError: Each call writes into weights, or the first one returns another result than later ones.
     """
-    return _FirstCalls(model, call, recorder).set_once()
+    return _FirstCalls(model, call, recorder, others, named).set_once()
 
 
 class _FirstCalls:
-    def __init__(self, model: nn.Module, call: Callable[[], Any], recorder: Optional[FirstCallRecorder] = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        call: Callable[[], Any],
+        recorder: Optional[FirstCallRecorder],
+        others: Sequence[Any],
+        named: Optional[Named],
+    ) -> None:
         self._model, self._call, self._recorder = model, call, recorder
+        self._others, self._decisions = others, Decisions(model, *others, named=named)
         with DisableTorchFunctionSubclass():
             self._tensors = {name: each for name, each in named_tensors(model).items() if not is_lazy(each)}
             self._memory = {name: plain(each) for name, each in self._tensors.items()}
@@ -81,21 +103,24 @@ class _FirstCalls:
         """Return the result of the function of this name."""
         start, attributes = host_random_state(), ModuleAttributes(self._model)
         first, result = self._recorded()
-        if not first and attributes.are_unchanged:
+        decisions = self._decisions.changed()
+        if not (first or decisions) and attributes.are_unchanged:
             self._restore({})
             return SetOnce({}, [])
         drawn = self._draws
         after, attributes_after = host_random_state(), ModuleAttributes(self._model)
         changed = attributes.differing(attributes_after)
         flags = {path: each for path, each in changed.items() if _decides(each)}
-        if not (first or flags):
+        if not (first or flags or decisions):
             self._restore({})
             return SetOnce({}, [])
+        # With the objects that the first call has made.
+        later = Decisions(self._model, *self._others) if decisions else self._decisions
         second, _ = self._recorded()
+        counted = [name for name in later.changed() if name in decisions] if decisions else []
         again = attributes_after.differing(ModuleAttributes(self._model))
         counters = [path for path in flags if path in again and type(flags[path]) in SCALARS]
-        read = named_by(self._model).names if counters else ()
-        counters = [path for path in counters if path.rpartition(".")[2] in read]
+        counters = [path for path in counters if path.rpartition(".")[2] in later.words]
         once = flags.keys() - again.keys()
         found = {
             name: values[len(values) - len(second.get(name, ())) - 1]
@@ -103,7 +128,7 @@ class _FirstCalls:
             if len(values) > len(second.get(name, ()))
         }
         self._refuse_written_weights(second)
-        if (found or once) and not counters:
+        if (found or once or decisions) and not counters:
             attributes.put_back(always=True, but={path.rpartition(".")[2] for path in changed.keys() - again.keys()})
             self._restore(found)
             draw_from(start)
@@ -111,12 +136,15 @@ class _FirstCalls:
             # Other draws of the first call change all that follow.
             if self._draws in (0, drawn) and not _are_close(result, compared):
                 self._restore({})
-                raise SessionError(
-                    f"The first call of {type(self._model).__qualname__} at {current_line()} returns another result "
-                    f"than a later call with the values that it has set ({listed(sorted([*found, *once]))}). A "
-                    "compiled program has one forward for all calls. Let forward compute the same after it has set "
-                    "them, or set them before the model is trained."
-                )
+                if not counted:
+                    raise SessionError(
+                        f"The first call of {type(self._model).__qualname__} at {current_line()} returns another "
+                        "result than a later call with the values that it has set "
+                        f"({listed(sorted({*found, *once, *decisions}))}). A compiled program has one forward for all "
+                        "calls. Let forward compute the same after it has set them, or set them before the model is "
+                        "trained."
+                    )
+                counters = counted
             if third.keys() & found.keys() != second.keys() & found.keys():  # by turns, as each second call
                 found = {}
         attributes_after.put_back(always=True)

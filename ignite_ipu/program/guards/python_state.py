@@ -68,7 +68,7 @@ class _RecordReader(Reader):
         return type(value), self.read(attributes_of(value))
 
 
-def _is_remade(old: Any, new: Any) -> bool:
+def is_remade(old: Any, new: Any) -> bool:
     """Return whether an object is the same, or another one that a call has made of the tensors that it leaves."""
     return new is old or (type(new) is type(old) and _is_left(old) and _is_left(new))
 
@@ -167,6 +167,7 @@ class PythonState:
 
     Attributes:
         names: Names of the values in messages.
+        lead_names: Names of the objects that lead to values, of which `leading` returns those in these places now.
         parts: The modules within the model and the others, and their hooks.
         words: All names that the code reads.
         iterators: The iterators and random generators among them.
@@ -175,7 +176,7 @@ class PythonState:
     """
 
     def __init__(self, model: nn.Module, *others: Any, named: Optional[Named] = None) -> None:
-        called = _parts_of(model, *others)
+        called = parts_of(model, *others)
         named = Named(called) if named is None else named
         self.words, self.iterators = named.names, named.iterators
         modules = [part for _, part in called if isinstance(part, nn.Module)]
@@ -205,7 +206,8 @@ class PythonState:
         self._modes: List[bool] = []
         # Objects that lead to values are no values: with another in its place, these are elsewhere.
         values = [isinstance(read(), _VALUES) for _, read in named.places]
-        self._leads = [read for (_, read), is_value in zip(named.places, values) if not is_value]
+        leads = [place for place, is_value in zip(named.places, values) if not is_value]
+        self.lead_names, self._leads = [name for name, _ in leads], [read for _, read in leads]
         self._leading = [read() for read in self._leads]
         # By number: of objects that calls make, the parts that are constants of a program.
         self._made = {number: _plain_parts(value) for number, value in enumerate(self._leading) if _is_left(value)}
@@ -231,7 +233,7 @@ class PythonState:
         if self._leads:
             leading = self.leading()
             if not all(map(operator.is_, leading, self._leading)):
-                if not all(map(_is_remade, self._leading, leading)):
+                if not all(map(is_remade, self._leading, leading)):
                     return False
                 for number, (old, new) in enumerate(zip(self._leading, leading)):
                     if new is not old:
@@ -334,10 +336,10 @@ class PythonState:
 
 def named_by(model: nn.Module) -> Named:
     """Return the values that a model's code reaches by names."""
-    return Named(_parts_of(model))
+    return Named(parts_of(model))
 
 
-def _parts_of(*called: Any) -> List[Tuple[str, Any]]:
+def parts_of(*called: Any) -> List[Tuple[str, Any]]:
     """Return the code of a call of modules and functions, with paths: all modules, and the hooks of any."""
     parts: List[Tuple[str, Any]] = []
     for each in called:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any, List
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ignite_ipu import IPUConfig, SessionError, ipu_prepare
 from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer
 
 X = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
@@ -85,6 +87,47 @@ def test_dropout_in_the_first_call_of_a_lazy_model_draws_on_the_device() -> None
         model(X)
         after.append(torch.rand(3))
     assert torch.equal(*after)
+
+
+class Flagged(nn.Module):
+    """Keeps in an object whether its first call is over, and in a dictionary the table that this one has made."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.layer, self.factor = nn.Linear(6, 2), factor
+        self.state, self.tables = SimpleNamespace(first=True), {}  # type: ignore[var-annotated]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        width = x.shape[1]
+        if width not in self.tables:
+            self.tables[width] = torch.arange(width) / width
+        scores = self.layer(x * self.tables[width])
+        if self.state.first:
+            self.state.first = False
+            return scores * self.factor
+        return scores
+
+
+@pytest.mark.parametrize("mode", ["auto", "device", "host"])
+def test_a_flag_of_the_first_call_may_not_change_the_result(mode: Any) -> None:
+    def losses(factor: float, captures: bool) -> List[float]:
+        torch.manual_seed(5)
+        model = Flagged(factor)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if captures:
+            ipu_prepare(model, optimizer, config=IPUConfig(update=mode))
+        found = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(X), Y)
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    assert losses(1.0, captures=True) == pytest.approx(losses(1.0, captures=False), rel=1e-4)
+    with pytest.raises(SessionError, match=r"set \(self\.state\.first, tables\)\. A compiled program"):
+        losses(2.0, captures=True)
 
 
 class Transposed(nn.Module):

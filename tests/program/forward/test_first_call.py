@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, Callable, List
 
 import pytest
@@ -62,6 +63,7 @@ class Odd(nn.Module):
         self.register_buffer("mean", torch.zeros(2))
         self.register_buffer("calls", torch.zeros(()))
         self.first, self.number, self._then = True, 0, then
+        self.state = SimpleNamespace(first=True, number=0, mask=None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
@@ -103,11 +105,41 @@ def two_calls(model: Odd, x: torch.Tensor) -> torch.Tensor:
     return x - model.mean
 
 
+def other_result_by_an_object(model: Odd, x: torch.Tensor) -> torch.Tensor:
+    if model.state.first:
+        model.state.first = False
+        return 3 * x
+    return x
+
+
+def other_result_by_a_new_object(model: Odd, x: torch.Tensor) -> torch.Tensor:
+    if not hasattr(model.state, "begun"):
+        model.state.begun = SimpleNamespace(number=3)
+        return 3 * x
+    return x
+
+
+def same_result(model: Odd, x: torch.Tensor) -> torch.Tensor:
+    if model.state.first:
+        model.state.first = False
+        model.state.mask = torch.rand(2) < 2
+    return x * model.state.mask
+
+
+def each_result(model: Odd, x: torch.Tensor) -> torch.Tensor:
+    model.state.number += 1
+    return x * model.state.number
+
+
 @pytest.mark.parametrize(
     ("then", "refusal", "counters"),
     [
         (other_result, "returns another result than a later call with the values that it has set .first, mean.", []),
         (only_other_result, "returns another result than a later call", []),
+        (other_result_by_an_object, r"with the values that it has set \(first, self.state.first\)", []),
+        (other_result_by_a_new_object, r"with the values that it has set \(begun, first\)", []),
+        (same_result, "", []),
+        (each_result, "", ["self.state.number"]),
         (each_weight, "writes into a weight", []),
         (by_turns, "", []),
         (nothing, "", []),
