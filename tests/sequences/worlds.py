@@ -88,6 +88,18 @@ class BatchNorm(World):
         return [nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))]
 
 
+class Parts(World):
+    """A model of which the loop calls the parts, one after another; one normalises by batches."""
+
+    def make(self) -> List[nn.Module]:
+        first = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Tanh())
+        return [nn.Sequential(first, nn.Linear(4, 2))]
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        model: Any = self.modules[0]
+        return F.cross_entropy(model[1](model[0](x)), y)
+
+
 class _Tied(nn.Module):
     """A layer that is called twice, and one that is never called."""
 
@@ -316,7 +328,19 @@ class Adversaries(World):
 WORLDS: Dict[str, Any] = {
     each.__name__: each
     for each in (
-        *(Perceptron, BatchNorm, Tied, Lazy, Buffers, TwoModels, Criterion, WeightNorm, SpectralNorm, Parametrized),
+        *(
+            Perceptron,
+            BatchNorm,
+            Parts,
+            Tied,
+            Lazy,
+            Buffers,
+            TwoModels,
+            Criterion,
+            WeightNorm,
+            SpectralNorm,
+            Parametrized,
+        ),
         *(Pruned, Spare, TwoHeads, Penalty, Attributes, Noisy, Teacher, Adversaries),
     )
 }

@@ -161,6 +161,8 @@ def keep_weights(loops: Sequence[CapturedLoop]) -> None:
     for operation in [each for each in [use() for use in list(USES.values())] if each is not None]:
         for leaf in operation.leaves:
             if type(leaf) is Input and leaf.model is not None and leaf.model.loop in loops:
+                if is_statistic_of(leaf, operation):
+                    continue  # it is replayed with those of the model
                 found.setdefault(operation, []).append(leaf)
     for loop in {leaf.model.loop for leaves in found.values() for leaf in leaves if leaf.model is not None}:
         loop.reads.show_weights(())
@@ -423,23 +425,35 @@ def leave_uses(operations: Iterable[Operation]) -> None:
         USES.pop(operation.number, None)
 
 
+def is_statistic_of(leaf: Input, operation: Operation) -> bool:
+    """Return whether an operand of a function is a buffer of a captured model that the function writes."""
+    if operation.model is not None or not operation.signature.writes or leaf.model is None:
+        return False
+    return id(leaf.tensor) not in leaf.model.parameter_ids()
+
+
 def replayed(
     operations: Iterable[Operation],
     tensor_of: Callable[[Input, Operation], torch.Tensor],
     called: Optional[Callable[[Operation, List[Any]], Any]] = None,
     known: Optional[Mapping[Operation, List[torch.Tensor]]] = None,
+    writes: bool = False,
 ) -> Dict[Operation, List[torch.Tensor]]:
     """Compute recorded operations on the host, in their order, and return the result tensors of each.
 
     Their operands are `known`, or computed by earlier ones. `tensor_of` returns the tensor that an operation reads for
-    an input, and `called` the result of a model's call for leaves.
+    an input, and `called` the result of a model's call for leaves. Normalisations that are functions get copies of the
+    statistics that they write, unless `writes`: these belong to the book of buffers.
     """
     results: Dict[Operation, List[torch.Tensor]] = dict(known or {})
 
     def read(leaf: Any, operation: Operation) -> Any:
         if type(leaf) is Value:
             return results[leaf.operation][leaf.index] if leaf.operation in results else leaf.read_by(operation)
-        return leaf.value if type(leaf) is Number else tensor_of(leaf, operation)
+        if type(leaf) is Number:
+            return leaf.value
+        tensor = tensor_of(leaf, operation)
+        return tensor.clone() if not writes and is_statistic_of(leaf, operation) else tensor
 
     with DisableTorchFunctionSubclass():
         for operation in operations:

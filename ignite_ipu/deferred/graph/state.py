@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import weakref
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
 
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, Operation, name_of
+from ignite_ipu.deferred.graph.owners import Captured, parameter_of
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.torch_names.modules import NormWithStatistics
 
 _RANDOM: Dict[str, bool] = {}
+# By functions that write statistics of captured models, these by name.
+_STATISTICS: weakref.WeakKeyDictionary[Operation, Dict[str, torch.Tensor]] = weakref.WeakKeyDictionary()
 Values = List[Tuple[torch.Tensor, Optional[torch.Tensor]]]
 """Tensors of a model, each with what a call is to find there; None for what is there now."""
 
@@ -70,9 +74,32 @@ def trained_in(loss: Loss) -> FrozenSet[int]:
     return frozenset(found)
 
 
+def note_statistics(operation: Operation) -> Captured:
+    """Note the statistics that a normalisation writes, which is called as a function; returns the model of these."""
+    statistics = _buffer_leaves(operation)
+    _STATISTICS[operation] = {str(leaf.parameter): leaf.tensor for leaf in statistics}
+    assert statistics[0].model is not None
+    return statistics[0].model
+
+
+def model_of(operation: Operation) -> Optional[Captured]:
+    """Return the captured model that an operation calls, or of which it writes statistics."""
+    found = _STATISTICS.get(operation) if operation.model is None else None
+    owner = parameter_of(next(iter(found.values()))) if found else None
+    return operation.model if owner is None else owner[0]
+
+
+def _buffer_leaves(operation: Operation) -> List[Input]:
+    """Return the operands of a function that are buffers of captured models."""
+    found = [leaf for leaf in operation.leaves if type(leaf) is Input and leaf.model is not None]
+    return [leaf for leaf in found if leaf.model is not None and id(leaf.tensor) not in leaf.model.parameter_ids()]
+
+
 def written_buffers(operation: Operation) -> Dict[str, torch.Tensor]:
     """Return the buffers that a call writes, by name."""
     model: Any = operation.model
+    if model is None:
+        return _STATISTICS.get(operation, {})
     buffers = dict(model.model.named_buffers()) if operation.signature.writes else {}
     return {name: buffers[name] for name in operation.signature.writes}
 
@@ -86,12 +113,14 @@ def is_statistic(operation: Operation, name: str) -> bool:
 def read_buffers(operation: Operation) -> FrozenSet[int]:
     """Return the ids of the buffers that the results of a call may depend on: not the batch statistics that it writes.
 
-    It has none of these if it is of no model.
+    A function has those that are its operands.
     """
     model: Any = operation.model
+    if model is None:
+        written_ids = set(map(id, _STATISTICS.get(operation, {}).values()))
+        return frozenset(id(leaf.tensor) for leaf in _buffer_leaves(operation)) - written_ids
     written = {name for name in operation.signature.writes if is_statistic(operation, name)}
-    named = () if model is None else model.model.named_buffers()
-    return frozenset(id(each) for name, each in named if name not in written)
+    return frozenset(id(each) for name, each in model.model.named_buffers() if name not in written)
 
 
 def draws(operation: Operation) -> bool:

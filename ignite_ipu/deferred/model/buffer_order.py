@@ -58,13 +58,20 @@ def may_wait(call: Operation, others: Sequence[Operation]) -> bool:
     No later one reads or writes the buffers that it writes, nor writes those that it or its arguments are computed
     from.
     """
-    later = [other for other in others if other.model is not None and other.number > call.number]
+    later = [other for other in others if other.number > call.number]
     written = _written(call)
-    if not all(written.isdisjoint(map(id, other.model.model.buffers())) for other in later if other.model is not None):
+    if not all(written.isdisjoint(_touched(other)) for other in later):
         return False
     writers = [_written(other) for other in later if other.signature.writes]
     read = frozenset().union(*map(read_buffers, chain_of(call))) if writers else frozenset()
     return all(map(read.isdisjoint, writers))
+
+
+def _touched(call: Operation) -> FrozenSet[int]:
+    """Return the ids of the buffers that a call has at hand."""
+    if call.model is None:
+        return read_buffers(call) | _written(call)
+    return frozenset(map(id, call.model.model.buffers()))
 
 
 def _written(call: Operation) -> FrozenSet[int]:

@@ -18,7 +18,7 @@ from torch import nn
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.graph.operations import CLOCK, Operation, by_number
 from ignite_ipu.deferred.graph.owners import CapturedLoop
-from ignite_ipu.deferred.graph.state import read_buffers, written_buffers
+from ignite_ipu.deferred.graph.state import model_of, read_buffers, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.buffer_order import comes_between, is_read_before, may_wait, written_between
 from ignite_ipu.deferred.model.call_replays import CallReplays, Replay, chain_of, is_awaited, unknown_arguments
@@ -269,7 +269,7 @@ class BufferBook:
         if not (self.replays or self._overwritten or self._left):
             return began, kept
         # Calls whose values are known are made again, too.
-        every = sorted((each for each in operations if each.model is not None), key=by_number)
+        every = sorted((each for each in operations if each.model is not None or each.signature.writes), key=by_number)
         calls = [each for each in every if not each.done]
         made = {call.number for call in every}
         others = [(self.waiting[number], self.replays[number]) for number in self.replays.keys() - made]
@@ -309,7 +309,7 @@ class BufferBook:
         """
         self.settle_unused()
         made = {each.number for each in operations}
-        calls = [each for each in operations if each.model is not None]
+        calls = [each for each in operations if each.model is not None or each.signature.writes]
         for other in [each for each in self.pending() if each.number not in made]:
             later = [call for call in calls if call.number > other.number]
             written = written_buffers(other).values()
@@ -455,8 +455,8 @@ def _settle_before(call: Operation, own: BufferBook, older: bool) -> Optional[st
 
 
 def _writers(operations: Sequence[Operation]) -> List[Operation]:
-    """Return those of some operations that are calls of models which write buffers."""
-    return [each for each in operations if each.model is not None and each.signature.writes]
+    """Return those of some operations that write buffers."""
+    return [each for each in operations if each.signature.writes]
 
 
 def _made_from(call: Operation) -> Tuple[Sequence[Operation], Dict[Operation, List[torch.Tensor]]]:
@@ -471,6 +471,7 @@ def _writes(call: Operation) -> str:
 
 
 def _book_of(call: Operation) -> BufferBook:
-    loop: Any = call.model and call.model.loop
+    model = model_of(call)
+    loop: Any = model and model.loop
     book: BufferBook = loop.buffers
     return book

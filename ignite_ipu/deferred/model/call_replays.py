@@ -46,15 +46,15 @@ class CallReplays:
             older: Whether the host has the weights from before the last writes.
         """
         then = call.signature.modes
-        assert then is not None
         try:
             self._modes.now()
-            then.of.now()  # that of the model alone, if it was called before it was joined with others
+            if then is not None:
+                then.of.now()  # that of the model alone, if it was called before it was joined with others
         except ReplacedError:
             return "weights or buffers of the model were replaced since"
         if call.number in passed:
             return "weights have changed since"
-        lost = then.of.lost(then)
+        lost = None if then is None else then.of.lost(then)
         if lost is not None:
             return f"{lost} since"
         if not (older or self._edits.older_than(call)):
@@ -82,7 +82,7 @@ class CallReplays:
         before = {name: plain(buffer).clone() for name, buffer in written_buffers(call).items()}
         with draws_put_back():
             made = [each for each in chain if each not in known]
-            results = replayed(made, shown_input, self._called, known)[call]
+            results = replayed(made, shown_input, self._called, known, writes=True)[call]
         return Replay(before, results)
 
     def _called(self, call: Operation, leaves: List[Any]) -> Any:

@@ -8,7 +8,7 @@ import torch
 
 from ignite_ipu.deferred.graph.operations import Operation
 from ignite_ipu.deferred.graph.state import Values
-from ignite_ipu.errors import logger
+from ignite_ipu.errors import EarlyReadError, logger
 from ignite_ipu.program.user_code import Line
 
 
@@ -49,6 +49,18 @@ class HostReads:
         if loop.updates.is_ahead or loop.updates.weights.then(call) is None:
             return False
         return bool(loop.buffers.begin_on_host(call))
+
+    def settle_before(self, operation: Operation, line: Line) -> None:
+        """Replay the pending calls that write buffers which a function reads at a line.
+
+        Raises:
+            EarlyReadError: One cannot be replayed.
+        """
+        if not self._loop.buffers.begin_on_host(operation):
+            raise EarlyReadError(
+                f"A value computed at {operation.line} is read at {line}, and calls that the host cannot replay have "
+                "yet to write buffers that it was computed with. Read it after optimizer.step()."
+            )
 
     def known(self, operations: Sequence[Operation]) -> Mapping[Operation, List[torch.Tensor]]:
         """Return the results of those operations that were replayed: the host has later buffers by now."""

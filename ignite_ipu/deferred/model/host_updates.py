@@ -14,6 +14,7 @@ from typing import (
     Any,
     Callable,
     Container,
+    Dict,
     FrozenSet,
     Iterable,
     Iterator,
@@ -22,6 +23,7 @@ from typing import (
     NamedTuple,
     Optional,
     Sequence,
+    Tuple,
 )
 
 import torch
@@ -32,7 +34,16 @@ from ignite_ipu.deferred.compiled.host_programs import Gradients, HostPrograms
 from ignite_ipu.deferred.compiled.replayed_losses import mixed_gradients
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.graph.leaves import Input
-from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, keep_weights, leave_uses, replayed
+from ignite_ipu.deferred.graph.operations import (
+    CLOCK,
+    USES,
+    Operation,
+    Value,
+    is_statistic_of,
+    keep_weights,
+    leave_uses,
+    replayed,
+)
 from ignite_ipu.deferred.graph.owners import held_tensors, parameter_of
 from ignite_ipu.deferred.graph.state import Older, Values, draws, trained_in, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
@@ -157,8 +168,26 @@ class HostGradients:
         """Return a loss of weights alone with PyTorch's graph of it; `tensor_of` gives the tensors that it reads."""
         self._loop.edits.look()
         self._loop.edits.check(loss.operations, self._loop, "The gradient")
-        with torch.enable_grad():
-            results = replayed(loss.operations, tensor_of)
+        buffers = self._loop.buffers
+        if buffers.waiting:
+            buffers.before_update([loss], self._loop, nothing)
+        written: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
+
+        def read(leaf: Input, operation: Operation) -> torch.Tensor:
+            if not is_statistic_of(leaf, operation):
+                return tensor_of(leaf, operation)
+            if operation.done:  # they are written once
+                return plain(leaf.tensor).clone()
+            # PyTorch's graph has a copy: the book of buffers may put others in its place.
+            return written.setdefault(id(leaf.tensor), (leaf.tensor, plain(leaf.tensor).clone()))[1]
+
+        with contextlib.nullcontext() if buffers.is_empty else buffers.in_update(loss.operations):
+            with torch.enable_grad():
+                results = replayed(loss.operations, read, writes=True)
+            with torch.no_grad(), DisableTorchFunctionSubclass():
+                for tensor, value in written.values():
+                    plain(tensor).copy_(value)
+                self._loop.edits.ignore()
         total = results[loss.value.operation][loss.value.index]
         for operation, tensors in results.items():
             operation.settle([tensor.detach() for tensor in tensors], keep=loss.retained)

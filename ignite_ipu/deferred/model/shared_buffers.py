@@ -76,7 +76,7 @@ class SharedBuffers:
         made = {each.number for each in operations}
         later = [(each.number, set(map(id, written_buffers(each).values()))) for each in replayed]
         for call in operations:
-            used = () if call.model is None or call.done else read_buffers(call) & self._shared
+            used = () if call.done else read_buffers(call) & self._shared
             for key in used:
                 numbers = [*self._writers.get(key, ()), *[number for number, written in later if key in written]]
                 if any(number > call.number and number not in made for number in numbers):

@@ -116,8 +116,8 @@ def _differentiated_in(loss: Loss) -> Iterator[Tuple[Operation, Input]]:
 
 def refuse_statistics(
     function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any], line: Line
-) -> None:
-    """Refuse one of `NORMALISATIONS` that writes its running statistics into tensors of the host."""
+) -> bool:
+    """Return whether one of `NORMALISATIONS` writes running statistics of a captured model; refuse those of none."""
     if function in (F.batch_norm, F.instance_norm):
         given = arguments_of(function, args, kwargs)
         mean, variance = given["running_mean"], given["running_var"]
@@ -131,3 +131,4 @@ def refuse_statistics(
             "into tensors of no prepared model, into which nothing comes back from the device. Make the layer part of "
             "the model that is prepared; or call eval() on it, or make it with track_running_stats=False."
         )
+    return bool(writes) and isinstance(mean, torch.Tensor)

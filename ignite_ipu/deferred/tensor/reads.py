@@ -90,8 +90,12 @@ def _of_weights(value: Value) -> torch.Tensor:
             return tensor
         return torch.Tensor.detach(tensor).requires_grad_(leaf.shape.requires_grad)
 
+    operations = ancestors(value)
+    for operation in operations:
+        for loop in {leaf.model.loop for leaf in operation.leaves if type(leaf) is Input and leaf.model is not None}:
+            loop.reads.settle_before(operation, current_line())
     with torch.enable_grad():
-        results = replayed(ancestors(value), tensor_of)
+        results = replayed(operations, tensor_of)
     value.take(results[value.operation][value.index])
     return value.get()
 

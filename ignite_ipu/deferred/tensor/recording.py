@@ -8,10 +8,10 @@ from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tup
 import numpy as np
 import torch
 
-from ignite_ipu.deferred.graph.operations import Operation, Value, name_of
+from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value, name_of
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures, changing_numbers, inferred_signature
-from ignite_ipu.deferred.graph.state import is_random
+from ignite_ipu.deferred.graph.state import is_random, note_statistics
 from ignite_ipu.deferred.graph.structure import flatten, is_tensor_or_array, leaves_in
 from ignite_ipu.deferred.tensor.deferred_values import Deferred, all_values, as_leaf, awaited_values, resolved
 from ignite_ipu.deferred.tensor.functions import OPERATORS, written
@@ -23,8 +23,10 @@ from ignite_ipu.deferred.tensor.views import is_own_view, written_values
 from ignite_ipu.deferred.tensor.without_graph import without_graph
 from ignite_ipu.deferred.tensor.written_tensors import answered, refuse_shared, shares_memory, write_back
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.program.user_code import current_line
+from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.tensors import memory_of
+
+_STATISTICS = ("running_mean", "running_var")
 
 
 class Recorder:
@@ -109,11 +111,12 @@ class Recorder:
             shapes = inferred_signature(func, structure, [as_leaf(leaf, line) for leaf in leaves], True, line).shapes
             if not any(shape.requires_grad for shape in shapes):
                 return NotImplemented
-        if name in NORMALISATIONS:
-            refuse_statistics(func, name, args, kwargs, line)
+        writes = name in NORMALISATIONS and refuse_statistics(func, name, args, kwargs, line)
         leaves = [as_leaf(leaf, line) for leaf in leaves]
         grad = torch.is_grad_enabled()
         signature = inferred_signature(func, structure, leaves, grad, line)
+        if writes:
+            signature.writes = _STATISTICS
         if is_random(func) and not any(shape.requires_grad for shape in signature.shapes):
             if all(is_of_evaluations(value) and not value.operation.of_weights for value in values):
                 # The host draws, as in PyTorch: an inference program computes the values.
@@ -125,7 +128,14 @@ class Recorder:
         # Calls are looked up with all of these types. Without numbers of the others, both sets mean the same here.
         same = (known - numbers).isdisjoint(map(type, given))
         self.signatures.learn(start, given, known if same else numbers, signature)
-        return self._results(Operation(signature, None, leaves, line))
+        return self.results_of(signature, leaves, line)
+
+    def results_of(self, signature: CallSignature, leaves: Sequence[Any], line: Line) -> Any:
+        """Return the results of a function of a known kind, as the user gets them."""
+        operation = Operation(signature, None, leaves, line)
+        if signature.writes:
+            note_statistics(operation).loop.buffers.record(operation)
+        return self._results(operation)
 
     def _record_in_place(
         self, func: Callable[..., Any], name: str, target: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]

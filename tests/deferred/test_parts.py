@@ -1,0 +1,121 @@
+"""Loops that call the parts of a captured model, of which one normalises by batches and writes its statistics."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable, Dict, List
+
+import pytest
+import torch
+from torch import nn
+
+from ignite_ipu import IPUConfig, ipu_prepare
+
+X = torch.randn(6, 8, 4, generator=torch.Generator().manual_seed(5))
+See = Callable[[Any], None]
+
+
+class Parts(nn.Module):
+    """Features and a head, which a loop may call by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Linear(4, 5, bias=False), nn.BatchNorm1d(5), nn.Tanh())
+        self.head = nn.Linear(5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.head(self.features(x))
+        return output
+
+
+def loss_after_backward(model: Any, optimizer: Any, x: torch.Tensor, see: See) -> None:
+    loss = model.head(model.features(x)).square().mean()
+    loss.backward()
+    see(loss.item())
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def loss_before_backward(model: Any, optimizer: Any, x: torch.Tensor, see: See) -> None:
+    loss = model.head(model.features(x)).square().mean()
+    see(loss.item())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def features(model: Any, optimizer: Any, x: torch.Tensor, see: See) -> None:
+    found = model.features(x)
+    see(found.detach().clone())
+    model.head(found).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def statistics(model: Any, optimizer: Any, x: torch.Tensor, see: See) -> None:
+    loss = model.head(model.features(x)).square().mean()
+    see(model.features[1].running_mean.clone())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def discarded(model: Any, optimizer: Any, x: torch.Tensor, see: See) -> None:
+    model.features(x + 1)
+    loss_after_backward(model, optimizer, x, see)
+
+
+def beside_the_whole(model: Any, optimizer: Any, x: torch.Tensor, see: See) -> None:
+    loss = model.head(model.features(x)).square().mean() + model(x + 1).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    see(loss.item())
+
+
+def evaluated_between(model: Any, optimizer: Any, x: torch.Tensor, see: See) -> None:
+    loss = model.head(model.features(x)).square().mean()
+    model.eval()
+    with torch.no_grad():
+        see(model(x).clone())
+    model.train()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("update", ["device", "auto", "host"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(loss_after_backward, loss_before_backward, features, statistics, discarded, beside_the_whole),
+        evaluated_between,
+    ],
+)
+def test_statistics_are_written_once_and_seen_at_once(body: Callable[..., None], update: str) -> None:
+    seen: Dict[str, List[Any]] = {"eager": [], update: []}
+    for each, found in seen.items():
+        torch.manual_seed(0)
+        model: Any = Parts()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if each != "eager":
+            model = ipu_prepare(model, optimizer, config=IPUConfig(update=each))
+        for x in X:
+            body(model, optimizer, x, found.append)
+        found.append(copy.deepcopy(model.state_dict()))
+    torch.testing.assert_close(seen[update], seen["eager"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("update", ["device", "auto", "host"])
+def test_a_function_of_a_weight_and_a_buffer_has_what_calls_before_it_have_written(update: str) -> None:
+    torch.manual_seed(0)
+    native = Parts()
+    model = copy.deepcopy(native)
+    ipu_prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), config=IPUConfig(update=update))
+    read = []
+    for each in (native, model):
+        loss = each(X[0]).square().mean()
+        norm: Any = each.features[1]
+        read.append((norm.weight * norm.running_mean).sum().item())
+        loss.backward()
+    assert read[1] == pytest.approx(read[0]) and read[0] != 0
