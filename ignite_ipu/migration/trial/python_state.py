@@ -17,7 +17,8 @@ from torch import nn
 
 from ignite_ipu.capabilities.traced import REPLACED, STATE
 from ignite_ipu.migration.findings import Severity
-from ignite_ipu.migration.trial.notes import CodePlace, Notes, is_users, place_of
+from ignite_ipu.migration.trial.notes import CodePlace, is_users, place_of
+from ignite_ipu.migration.trial.survey import Survey
 from ignite_ipu.program.forward.assigned_buffers import is_assigned
 from ignite_ipu.program.forward.randomness import generator_states
 from ignite_ipu.program.guards.python_state import PythonState
@@ -25,9 +26,13 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunction
 
 
 @contextlib.contextmanager
-def watched_lines(model: nn.Module, notes: Notes) -> Iterator[None]:
-    """Note the reads, changes and draws of the user's lines in functions that begin in the `with` block."""
-    watch = _Watch(model, notes)
+def watched_lines(model: nn.Module, survey: Survey) -> Iterator[None]:
+    """Note the reads, changes and draws of the user's lines in functions that begin in the `with` block.
+
+    Only what runs in a survey counts: the garbage collector may end a generator of any code at any time, also while
+    PopTorch has put its own tensors in the places of parameters.
+    """
+    watch = _Watch(model, survey)
     before = sys.gettrace()
     sys.settrace(watch)
     try:
@@ -39,8 +44,8 @@ def watched_lines(model: nn.Module, notes: Notes) -> Iterator[None]:
 class _Watch:
     """A trace function that compares Python state before and after each line."""
 
-    def __init__(self, model: nn.Module, notes: Notes) -> None:
-        self._model, self._notes = model, notes
+    def __init__(self, model: nn.Module, survey: Survey) -> None:
+        self._model, self._survey, self._notes = model, survey, survey.notes
         self._line: Optional[CodePlace] = None
         self._state: Optional[PythonState] = None
         self._values: List[Hashable] = []
@@ -48,7 +53,7 @@ class _Watch:
         self._generators = generator_states()
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Optional[Callable[..., Any]]:
-        if not is_users(frame.f_code.co_filename):
+        if not self._survey.runs or not is_users(frame.f_code.co_filename):
             return None
         with DisableTorchFunction():
             self._look()

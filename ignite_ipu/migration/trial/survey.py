@@ -136,7 +136,7 @@ class Survey(TorchFunctionMode):
     """Notes the findings of a trace, `capture` once it has begun; entered around the user's code.
 
     It has the user's lines in which each operator was called first, and, by their names in the graph, of its constants
-    and nodes.
+    and nodes. `runs` is whether the user's code runs.
     """
 
     def __init__(self, notes: Notes, answers: Answers) -> None:
@@ -144,13 +144,18 @@ class Survey(TorchFunctionMode):
         self.notes = notes
         self.answers = answers
         self.capture: Optional[Trace] = None
+        self.runs = False
         self.operators: Dict[str, Optional[CodePlace]] = {}
         self.constants: Dict[str, Optional[CodePlace]] = {}
         self.nodes: Dict[str, Optional[CodePlace]] = {}
 
     def __enter__(self) -> Any:
-        self.capture = inspection.active()
+        self.capture, self.runs = inspection.active(), True
         return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> Any:
+        self.runs = False
+        return super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: _Function, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None

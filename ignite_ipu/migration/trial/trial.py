@@ -163,7 +163,7 @@ def _compile(subject: Subject, step: BatchStep, executor: Any, survey: Survey, n
     failed = True
     try:
         leaves_of_batch = step.arguments(*((x, y) if isinstance(step, TrainingStep) else (x,)), micro_batches=1)
-        with watched_lines(subject.model, notes), contextlib.redirect_stdout(Printed(sys.stderr, notes)):
+        with watched_lines(subject.model, survey), contextlib.redirect_stdout(Printed(sys.stderr, notes)):
             executor.compile(*leaves_of_batch)
         failed = False
     except Stopped:

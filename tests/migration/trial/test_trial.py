@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sys
@@ -11,6 +12,9 @@ import torch
 
 from ignite_ipu import backend
 from ignite_ipu.errors import UserError
+from ignite_ipu.migration.trial.notes import Notes
+from ignite_ipu.migration.trial.python_state import watched_lines
+from ignite_ipu.migration.trial.survey import Answers, Survey
 from ignite_ipu.migration.trial.trial import try_out
 
 MODEL = """
@@ -313,3 +317,28 @@ def test_operators_are_reported_by_the_table(traced):
         (13, "unsupported-operator"),
         (14, "unsupported-operator"),
     ]
+
+
+GENERATOR = """
+def numbers():
+    yield 1
+    yield 2
+    yield 3
+"""
+
+
+@pytest.mark.parametrize("runs", [False, True], ids=["a generator of other code", "code of the model"])
+def test_lines_count_while_the_code_of_the_model_runs(runs, tmp_path):
+    """The garbage collector may end generators while parameters are replaced for a trace."""
+    path = tmp_path / "own.py"
+    path.write_text(GENERATOR)
+    names = {}
+    exec(compile(GENERATOR, str(path), "exec"), names)
+    model, notes = torch.nn.Linear(2, 2), Notes()
+    survey = Survey(notes, Answers())
+    with watched_lines(model, survey), survey if runs else contextlib.nullcontext():
+        numbers = names["numbers"]()
+        next(numbers)
+        model.weight = torch.nn.Parameter(torch.zeros(2, 2))
+        next(numbers)
+    assert [note.rule for note in notes.found] == (["rebound-buffer"] if runs else [])
