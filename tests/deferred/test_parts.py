@@ -119,3 +119,42 @@ def test_a_function_of_a_weight_and_a_buffer_has_what_calls_before_it_have_writt
         read.append((norm.weight * norm.running_mean).sum().item())
         loss.backward()
     assert read[1] == pytest.approx(read[0]) and read[0] != 0
+
+
+class Counting(nn.Module):
+    """A model that counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        output: torch.Tensor = self.layer(x)
+        return output
+
+
+@pytest.mark.parametrize("update", ["device", "auto", "host"])
+@pytest.mark.parametrize("first", [False, True], ids=["after the call", "before the call"])
+@pytest.mark.parametrize("late", [False, True], ids=["read before the step", "read after the step"])
+def test_a_function_of_a_weight_and_a_buffer_has_their_values_of_its_time(first: bool, late: bool, update: str) -> None:
+    seen: Dict[str, List[float]] = {"eager": [], update: []}
+    for each, found in seen.items():
+        torch.manual_seed(0)
+        model: Any = Counting()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if each != "eager":
+            model = ipu_prepare(model, optimizer, config=IPUConfig(update=each))
+        for x in X:
+            product = model.layer.weight.sum() * model.calls if first else None
+            loss = model(x).square().mean()
+            product = model.layer.weight.sum() * model.calls if product is None else product
+            if not late:
+                found.append(product.item())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(product.item())
+        found.append(model.calls.item())
+    assert seen[update] == pytest.approx(seen["eager"], rel=1e-4)

@@ -27,7 +27,7 @@ import torch
 
 from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
 from ignite_ipu.deferred.graph.modes_then import ModesThen
-from ignite_ipu.deferred.graph.owners import Captured, CapturedLoop
+from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.structure import LEAF, Structure, flatten, leaves_in, unflatten
 from ignite_ipu.errors import CaptureError, EarlyReadError
 from ignite_ipu.program.forward.left_behind import Place
@@ -150,27 +150,6 @@ class Value:
     def readers(self) -> List[Operation]:
         """Return the operations that read it and are still alive."""
         return [operation for operation in [consumer() for consumer in self.consumers] if operation is not None]
-
-
-def keep_weights(loops: Sequence[CapturedLoop]) -> None:
-    """Keep the weights of loops, some about to change, that functions without known results were called with.
-
-    Of a function whose weights were written since, the loop has the earlier values, or refuses a later use.
-    """
-    found: Dict[Operation, List[Input]] = {}
-    for operation in [each for each in [use() for use in list(USES.values())] if each is not None]:
-        for leaf in operation.leaves:
-            if type(leaf) is Input and leaf.model is not None and leaf.model.loop in loops:
-                if is_statistic_of(leaf, operation):
-                    continue  # it is replayed with those of the model
-                found.setdefault(operation, []).append(leaf)
-    for loop in {leaf.model.loop for leaves in found.values() for leaf in leaves if leaf.model is not None}:
-        loop.reads.show_weights(())
-    for operation, leaves in found.items():
-        thens = [leaf.model.loop.reads.weights_then(operation) for leaf in leaves if leaf.model is not None]
-        values = {id(weight): value for then in thens for weight, value in then or ()}
-        for leaf in leaves if None not in thens else ():
-            leaf.set_aside(values.get(id(leaf.tensor), leaf.tensor))
 
 
 def weight_then(leaf: Input, operation: Operation) -> torch.Tensor:

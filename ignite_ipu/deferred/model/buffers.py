@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred.compiled.modes import Modes
-from ignite_ipu.deferred.graph.operations import CLOCK, Operation, by_number
+from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, by_number
 from ignite_ipu.deferred.graph.owners import CapturedLoop
 from ignite_ipu.deferred.graph.state import model_of, read_buffers, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.deferred.graph.uses import keep_buffers_read
 from ignite_ipu.deferred.model.buffer_order import comes_between, is_read_before, may_wait, written_between
 from ignite_ipu.deferred.model.call_replays import CallReplays, Replay, chain_of, is_awaited, unknown_arguments
 from ignite_ipu.deferred.model.edits import WeightEdits
@@ -74,8 +75,10 @@ class BufferBook:
         REGISTRATIONS.observe(self)
         ALL.add(self)
 
-    def record(self, call: Operation) -> None:
-        """Note a call that will write buffers."""
+    def record(self, call: Operation, new: bool = False) -> None:
+        """Note a call that will write buffers, which is `new` or goes on waiting."""
+        if new and USES:
+            keep_buffers_read(call, set(map(id, written_buffers(call).values())))
         if call.value_leaves and _borrows(self, call):
             BOOKS.add(self)
         self.waiting[call.number] = call

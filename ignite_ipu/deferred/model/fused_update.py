@@ -10,10 +10,11 @@ import torch
 
 from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
-from ignite_ipu.deferred.graph.operations import USES, Operation, keep_weights, leave_uses
+from ignite_ipu.deferred.graph.operations import USES, Operation, leave_uses
 from ignite_ipu.deferred.graph.owners import MODEL, held_by
 from ignite_ipu.deferred.graph.state import trained_in
 from ignite_ipu.deferred.graph.step_graph import Loss, gradient_path
+from ignite_ipu.deferred.graph.uses import keep_weights
 from ignite_ipu.deferred.model.early_update import EarlyUpdate
 from ignite_ipu.deferred.model.gradient_views import GradientViews
 from ignite_ipu.deferred.model.gradients import Entry, GradientBook, OwnGradients, losses_of

@@ -34,19 +34,11 @@ from ignite_ipu.deferred.compiled.host_programs import Gradients, HostPrograms
 from ignite_ipu.deferred.compiled.replayed_losses import mixed_gradients
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.graph.leaves import Input
-from ignite_ipu.deferred.graph.operations import (
-    CLOCK,
-    USES,
-    Operation,
-    Value,
-    is_statistic_of,
-    keep_weights,
-    leave_uses,
-    replayed,
-)
+from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, is_statistic_of, leave_uses, replayed
 from ignite_ipu.deferred.graph.owners import held_tensors, parameter_of
 from ignite_ipu.deferred.graph.state import Older, Values, draws, trained_in, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
+from ignite_ipu.deferred.graph.uses import keep_weights
 from ignite_ipu.deferred.model.buffers import BOOKS, nothing, restored_if_refused
 from ignite_ipu.deferred.model.kept_weights import KeptWeights
 from ignite_ipu.deferred.model.loop import Loop

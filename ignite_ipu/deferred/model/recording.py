@@ -77,7 +77,7 @@ class RecordedCalls:
         if note_call is not None:
             note_call(operation)
         if signature.writes:
-            loop.buffers.record(operation)
+            loop.buffers.record(operation, new=True)
         results = deferred_results(operation)
         if signature.evaluates:
             loop.evaluations.record(operation)

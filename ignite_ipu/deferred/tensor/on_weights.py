@@ -6,9 +6,10 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
 
-from ignite_ipu.deferred.graph.operations import USES, keep_weights
+from ignite_ipu.deferred.graph.operations import USES
 from ignite_ipu.deferred.graph.owners import CapturedLoop, parameter_of
 from ignite_ipu.deferred.graph.structure import leaves_in
+from ignite_ipu.deferred.graph.uses import keep_weights
 from ignite_ipu.deferred.tensor.deferred_values import all_values, resolved
 from ignite_ipu.deferred.tensor.device_gradient import with_values
 from ignite_ipu.deferred.tensor.functions import METADATA, READS, REFUSED, TENSOR_PROPERTIES, attribute_of, written

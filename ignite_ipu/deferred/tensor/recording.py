@@ -134,7 +134,7 @@ class Recorder:
         """Return the results of a function of a known kind, as the user gets them."""
         operation = Operation(signature, None, leaves, line)
         if signature.writes:
-            note_statistics(operation).loop.buffers.record(operation)
+            note_statistics(operation).loop.buffers.record(operation, new=True)
         return self._results(operation)
 
     def _record_in_place(

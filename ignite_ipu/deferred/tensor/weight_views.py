@@ -8,9 +8,10 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ignite_ipu.deferred.graph.leaves import Input, Number
-from ignite_ipu.deferred.graph.operations import USES, CallSignature, Operation, Value, keep_weights
+from ignite_ipu.deferred.graph.operations import USES, CallSignature, Operation, Value
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.structure import leaves_in, unflatten
+from ignite_ipu.deferred.graph.uses import keep_weights
 from ignite_ipu.deferred.tensor.inputs import input_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.raw import plain
