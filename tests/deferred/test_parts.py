@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ignite_ipu import IPUConfig, ipu_prepare
+from ignite_ipu.errors import CaptureError
 
 X = torch.randn(6, 8, 4, generator=torch.Generator().manual_seed(5))
 See = Callable[[Any], None]
@@ -158,3 +159,17 @@ def test_a_function_of_a_weight_and_a_buffer_has_their_values_of_its_time(first:
             found.append(product.item())
         found.append(model.calls.item())
     assert seen[update] == pytest.approx(seen["eager"], rel=1e-4)
+
+
+def test_statistics_of_no_prepared_model_are_refused_after_those_of_a_part() -> None:
+    """Both layers have the same shapes."""
+    model: Any = Parts()
+    model.norm = nn.BatchNorm1d(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ipu_prepare(model, optimizer, config=IPUConfig(update="host"))
+    for _ in range(2):
+        model.norm(model(X[0])).pow(3).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with pytest.raises(CaptureError, match="into tensors of no prepared model"):
+        nn.BatchNorm1d(2)(model(X[0]))

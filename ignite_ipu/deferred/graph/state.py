@@ -74,12 +74,11 @@ def trained_in(loss: Loss) -> FrozenSet[int]:
     return frozenset(found)
 
 
-def note_statistics(operation: Operation) -> Captured:
+def note_statistics(operation: Operation) -> Optional[Captured]:
     """Note the statistics that a normalisation writes, which is called as a function; returns the model of these."""
     statistics = _buffer_leaves(operation)
     _STATISTICS[operation] = {str(leaf.parameter): leaf.tensor for leaf in statistics}
-    assert statistics[0].model is not None
-    return statistics[0].model
+    return statistics[0].model if statistics else None
 
 
 def model_of(operation: Operation) -> Optional[Captured]:

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tup
 import numpy as np
 import torch
 
+from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value, name_of
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures, changing_numbers, inferred_signature
@@ -17,7 +18,7 @@ from ignite_ipu.deferred.tensor.deferred_values import Deferred, all_values, as_
 from ignite_ipu.deferred.tensor.functions import OPERATORS, written
 from ignite_ipu.deferred.tensor.in_place import diagonal_masked, recorded_as
 from ignite_ipu.deferred.tensor.indices import ARRAYS, INDEXED, with_known_indices
-from ignite_ipu.deferred.tensor.inputs import NORMALISATIONS, is_weight, refuse_statistics
+from ignite_ipu.deferred.tensor.inputs import NORMALISATIONS, is_weight, refuse_statistics, statistics_of_none
 from ignite_ipu.deferred.tensor.reads import is_of_evaluations, read
 from ignite_ipu.deferred.tensor.views import is_own_view, written_values
 from ignite_ipu.deferred.tensor.without_graph import without_graph
@@ -134,7 +135,11 @@ class Recorder:
         """Return the results of a function of a known kind, as the user gets them."""
         operation = Operation(signature, None, leaves, line)
         if signature.writes:
-            note_statistics(operation).loop.buffers.record(operation, new=True)
+            model = note_statistics(operation)
+            if model is None:  # the same function with those of a captured model was recorded before
+                given = next(leaf.tensor for leaf in leaves if type(leaf) is Input)
+                raise statistics_of_none(operation.name, line, given)
+            model.loop.buffers.record(operation, new=True)
         return self._results(operation)
 
     def _record_in_place(
