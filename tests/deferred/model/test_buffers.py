@@ -27,7 +27,9 @@ class Pair:
         torch.manual_seed(0)
         norm = nn.BatchNorm1d(6) if normalised else nn.LayerNorm(6)
         self.encoder = nn.Sequential(nn.Linear(4, 6), norm, nn.Tanh(), nn.Linear(6, 3))
-        self.decoder = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 4))
+        # A bias before batch normalisation has gradients of rounding alone, which Adam makes steps of.
+        first = nn.Linear(3, 6, bias=False)
+        self.decoder = nn.Sequential(first, nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 4))
         self.encoding = torch.optim.SGD(self.encoder.parameters(), lr=0.5)
         self.decoding = torch.optim.Adam(self.decoder.parameters(), lr=0.05)
         self.seen: List[Any] = []
