@@ -67,3 +67,8 @@ class FunctionContexts(TorchFunctionMode):
                 with rest:
                     return context.call(func, args, kwargs)
         return func(*args, **kwargs)
+
+
+def writes_first(name: str) -> bool:
+    """Return whether a function of this name writes into its first argument."""
+    return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))

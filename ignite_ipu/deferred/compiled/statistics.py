@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import Operation
 from ignite_ipu.deferred.graph.signatures import arguments_of
-from ignite_ipu.deferred.graph.state import written_buffers
+from ignite_ipu.deferred.graph.state import written_ids
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import unflatten
 from ignite_ipu.errors import CaptureError
@@ -26,7 +26,7 @@ def refuse_later_statistics(losses: Sequence[Loss]) -> None:
     PyTorch's kernels compute the gradient with the later statistics then, and no device does.
     """
     calls = {each for loss in losses for each in loss.operations if _may_have_statistics(each)}
-    updated = {each: found for each, found in ((each, _updated(each)) for each in calls) if found}
+    updated = {each: found for each, found in ((each, written_ids(each)) for each in calls) if found}
     for loss in losses if updated else ():
         for call in calls.intersection(loss.operations):
             for each, statistics in updated.items():
@@ -43,32 +43,25 @@ def _may_have_statistics(call: Operation) -> bool:
     return call.model is not None or call.signature.function in _FLAGS
 
 
-def _updated(call: Operation) -> FrozenSet[int]:
-    """Return the ids of the buffers that a call writes."""
-    if call.model is None:
-        return _statistics(call, updates=True)
-    return frozenset(map(id, written_buffers(call).values()))
-
-
 def _read(call: Operation) -> FrozenSet[int]:
     """Return the ids of the statistics of normalisations that a call has in evaluation mode."""
     modes = call.signature.modes
     if call.model is None or modes is None:
-        return _statistics(call, updates=False)
+        return _read_by_function(call)
     training = modes.of.training_by_module(modes)
     norms = [each for each in call.model.model.modules() if isinstance(each, NormWithStatistics)]
     evaluated = [each for each in norms if not training.get(id(vars(each)), True)]
     return frozenset(id(buffer) for each in evaluated for buffer in each.buffers())
 
 
-def _statistics(call: Operation, updates: bool) -> FrozenSet[int]:
-    """Return the ids of the statistics that a function of PyTorch's updates, or of those that it only reads."""
+def _read_by_function(call: Operation) -> FrozenSet[int]:
+    """Return the ids of the statistics that a function of PyTorch's reads and does not update."""
     function = call.signature.function
     if function not in _FLAGS:
         return _NONE
     args, kwargs = unflatten(call.signature.structure, call.leaves)
     given = arguments_of(function, args, kwargs)
-    if bool(given[_FLAGS[function]]) is not updates:
+    if given[_FLAGS[function]]:
         return _NONE
     found = [given["running_mean"], given["running_var"]]
     return frozenset(id(each.tensor) for each in found if isinstance(each, Input))

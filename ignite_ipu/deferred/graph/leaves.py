@@ -114,6 +114,11 @@ class Input:
         return self._original is not None and version_of(self._original[0]) != self._original[1]
 
     @property
+    def is_buffer(self) -> bool:
+        """True for a buffer of a captured model."""
+        return self.model is not None and not issubclass(type(self.tensor), nn.Parameter)
+
+    @property
     def shape(self) -> Shape:
         if self._shape is None:
             self._shape = Shape.of(self.tensor, False)

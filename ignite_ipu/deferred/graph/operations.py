@@ -406,9 +406,7 @@ def leave_uses(operations: Iterable[Operation]) -> None:
 
 def is_statistic_of(leaf: Input, operation: Operation) -> bool:
     """Return whether an operand of a function is a buffer of a captured model that the function writes."""
-    if operation.model is not None or not operation.signature.writes or leaf.model is None:
-        return False
-    return id(leaf.tensor) not in leaf.model.parameter_ids()
+    return operation.model is None and bool(operation.signature.writes) and leaf.is_buffer
 
 
 def replayed(

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Seq
 import torch
 
 from ignite_ipu.deferred.graph.leaves import Input
-from ignite_ipu.deferred.graph.operations import CLOCK, Operation, name_of
+from ignite_ipu.deferred.graph.operations import CLOCK, Operation, is_statistic_of, name_of
 from ignite_ipu.deferred.graph.owners import Captured, parameter_of
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.program.tensors.raw import plain
@@ -74,11 +74,12 @@ def trained_in(loss: Loss) -> FrozenSet[int]:
     return frozenset(found)
 
 
-def note_statistics(operation: Operation) -> Optional[Captured]:
+def note_statistics(operation: Operation) -> Captured:
     """Note the statistics that a normalisation writes, which is called as a function; returns the model of these."""
-    statistics = _buffer_leaves(operation)
+    statistics = [leaf for leaf in operation.leaves if type(leaf) is Input and is_statistic_of(leaf, operation)]
     _STATISTICS[operation] = {str(leaf.parameter): leaf.tensor for leaf in statistics}
-    return statistics[0].model if statistics else None
+    assert statistics[0].model is not None
+    return statistics[0].model
 
 
 def model_of(operation: Operation) -> Optional[Captured]:
@@ -88,12 +89,6 @@ def model_of(operation: Operation) -> Optional[Captured]:
     return operation.model if owner is None else owner[0]
 
 
-def _buffer_leaves(operation: Operation) -> List[Input]:
-    """Return the operands of a function that are buffers of captured models."""
-    found = [leaf for leaf in operation.leaves if type(leaf) is Input and leaf.model is not None]
-    return [leaf for leaf in found if leaf.model is not None and id(leaf.tensor) not in leaf.model.parameter_ids()]
-
-
 def written_buffers(operation: Operation) -> Dict[str, torch.Tensor]:
     """Return the buffers that a call writes, by name."""
     model: Any = operation.model
@@ -101,6 +96,11 @@ def written_buffers(operation: Operation) -> Dict[str, torch.Tensor]:
         return _STATISTICS.get(operation, {})
     buffers = dict(model.model.named_buffers()) if operation.signature.writes else {}
     return {name: buffers[name] for name in operation.signature.writes}
+
+
+def written_ids(operation: Operation) -> FrozenSet[int]:
+    """Return the ids of the buffers that a call writes."""
+    return frozenset(map(id, written_buffers(operation).values()))
 
 
 def is_statistic(operation: Operation, name: str) -> bool:
@@ -116,8 +116,8 @@ def read_buffers(operation: Operation) -> FrozenSet[int]:
     """
     model: Any = operation.model
     if model is None:
-        written_ids = set(map(id, _STATISTICS.get(operation, {}).values()))
-        return frozenset(id(leaf.tensor) for leaf in _buffer_leaves(operation)) - written_ids
+        buffers = (leaf for leaf in operation.leaves if type(leaf) is Input and leaf.is_buffer)
+        return frozenset(id(leaf.tensor) for leaf in buffers if not is_statistic_of(leaf, operation))
     written = {name for name in operation.signature.writes if is_statistic(operation, name)}
     return frozenset(id(each) for name, each in model.model.named_buffers() if name not in written)
 

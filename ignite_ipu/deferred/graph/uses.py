@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Container, Dict, Iterable, List, Sequence
+from typing import Any, Container, Iterable, List, Sequence
 
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import USES, Operation, is_statistic_of
@@ -16,19 +16,13 @@ def keep_weights(loops: Sequence[CapturedLoop]) -> None:
 
     Of a function whose weights were written since, the loop has the earlier values, or refuses a later use.
     """
-    found: Dict[Operation, List[Input]] = {}
-    for operation in _uses():
-        for leaf in operation.leaves:
-            if type(leaf) is Input and leaf.model is not None and leaf.model.loop in loops:
-                if is_statistic_of(leaf, operation):
-                    continue  # it is replayed with those of the model
-                found.setdefault(operation, []).append(leaf)
-    for loop in {leaf.model.loop for leaves in found.values() for leaf in leaves if leaf.model is not None}:
+    found = [(each, [leaf for leaf in _kept_by(each) if leaf.model.loop in loops]) for each in _uses()]
+    for loop in {leaf.model.loop for _, leaves in found for leaf in leaves}:
         loop.reads.show_weights(())
-    for operation, leaves in found.items():
+    for operation, leaves in found:
         if not _settle_before(operation, leaves):
             continue
-        thens = [leaf.model.loop.reads.weights_then(operation) for leaf in leaves if leaf.model is not None]
+        thens = [leaf.model.loop.reads.weights_then(operation) for leaf in leaves]
         values = {id(weight): value for then in thens for weight, value in then or ()}
         for leaf in leaves if None not in thens else ():
             leaf.set_aside(values.get(id(leaf.tensor), leaf.tensor))
@@ -37,25 +31,25 @@ def keep_weights(loops: Sequence[CapturedLoop]) -> None:
 def keep_buffers_read(call: Operation, written: Container[int]) -> None:
     """Keep the values of buffers, given by their ids, that functions were called with and that a call will write."""
     for operation in [each for each in _uses() if each is not call]:
-        inputs = [leaf for leaf in operation.leaves if type(leaf) is Input and leaf.model is not None]
-        leaves = [leaf for leaf in inputs if id(leaf.tensor) in written and not is_statistic_of(leaf, operation)]
+        leaves = [leaf for leaf in _kept_by(operation) if id(leaf.tensor) in written]
         if leaves and _settle_before(operation, leaves):
             for leaf in leaves:
-                if leaf.model is not None:
-                    leaf.model.loop.reads.show_weights(())
+                leaf.model.loop.reads.show_weights(())
                 leaf.set_aside(leaf.tensor)
 
 
-def _settle_before(operation: Operation, leaves: Iterable[Input]) -> bool:
+def _settle_before(operation: Operation, leaves: Iterable[Any]) -> bool:
     """Have buffers that a function reads what earlier calls write into them; returns whether the host can have that.
 
     If it cannot, the function has no values any more.
     """
+    loops = {leaf.model.loop for leaf in leaves if leaf.is_buffer}
+    if not loops:
+        return True
     line = current_line()
     try:
-        for leaf in leaves:
-            if leaf.model is not None and id(leaf.tensor) not in leaf.model.parameter_ids():
-                leaf.model.loop.reads.settle_before(operation, line)
+        for loop in loops:
+            loop.reads.settle_before(operation, line)
     except EarlyReadError:
         operation.problem = f"buffers that it was computed with, at {operation.line}, have changed at {line}"
         return False
@@ -65,3 +59,9 @@ def _settle_before(operation: Operation, leaves: Iterable[Input]) -> bool:
 def _uses() -> List[Operation]:
     """Return the functions that were called with weights, and whose results have not gone backward."""
     return [operation for operation in [use() for use in list(USES.values())] if operation is not None]
+
+
+def _kept_by(operation: Operation) -> List[Any]:
+    """Return the weights and buffers that a function reads; those that it writes are replayed with the model's."""
+    inputs = [leaf for leaf in operation.leaves if type(leaf) is Input and leaf.model is not None]
+    return [leaf for leaf in inputs if not is_statistic_of(leaf, operation)]

@@ -7,7 +7,7 @@ from typing import Container, FrozenSet, Sequence, Tuple
 import torch
 
 from ignite_ipu.deferred.graph.operations import Operation
-from ignite_ipu.deferred.graph.state import read_buffers, written_buffers
+from ignite_ipu.deferred.graph.state import read_buffers, written_ids
 from ignite_ipu.deferred.model.call_replays import chain_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
@@ -44,12 +44,12 @@ def comes_between(call: Operation, others: Sequence[Operation]) -> bool:
     Before it, some write the buffers that it writes, or those that it or its arguments are computed from; or some after
     it write its buffers, and some before read them.
     """
-    before, written = [each for each in others if each.number < call.number], _written(call)
+    before, written = [each for each in others if each.number < call.number], written_ids(call)
     used = written.union(*map(read_buffers, chain_of(call)))
-    if any(not used.isdisjoint(_written(each)) for each in before):
+    if any(not used.isdisjoint(written_ids(each)) for each in before):
         return True
     reads = any(not written.isdisjoint(read_buffers(each)) for each in before)
-    return reads and any(not written.isdisjoint(_written(each)) for each in others)
+    return reads and any(not written.isdisjoint(written_ids(each)) for each in others)
 
 
 def may_wait(call: Operation, others: Sequence[Operation]) -> bool:
@@ -59,10 +59,10 @@ def may_wait(call: Operation, others: Sequence[Operation]) -> bool:
     from.
     """
     later = [other for other in others if other.number > call.number]
-    written = _written(call)
+    written = written_ids(call)
     if not all(written.isdisjoint(_touched(other)) for other in later):
         return False
-    writers = [_written(other) for other in later if other.signature.writes]
+    writers = [written_ids(other) for other in later if other.signature.writes]
     read = frozenset().union(*map(read_buffers, chain_of(call))) if writers else frozenset()
     return all(map(read.isdisjoint, writers))
 
@@ -70,10 +70,5 @@ def may_wait(call: Operation, others: Sequence[Operation]) -> bool:
 def _touched(call: Operation) -> FrozenSet[int]:
     """Return the ids of the buffers that a call has at hand."""
     if call.model is None:
-        return read_buffers(call) | _written(call)
+        return read_buffers(call) | written_ids(call)
     return frozenset(map(id, call.model.model.buffers()))
-
-
-def _written(call: Operation) -> FrozenSet[int]:
-    """Return the ids of the buffers that a call writes."""
-    return frozenset(map(id, written_buffers(call).values()))

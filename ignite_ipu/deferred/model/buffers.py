@@ -18,7 +18,7 @@ from torch import nn
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, by_number
 from ignite_ipu.deferred.graph.owners import CapturedLoop
-from ignite_ipu.deferred.graph.state import model_of, read_buffers, written_buffers
+from ignite_ipu.deferred.graph.state import model_of, read_buffers, written_buffers, written_ids
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.uses import keep_buffers_read
 from ignite_ipu.deferred.model.buffer_order import comes_between, is_read_before, may_wait, written_between
@@ -78,7 +78,7 @@ class BufferBook:
     def record(self, call: Operation, new: bool = False) -> None:
         """Note a call that will write buffers, which is `new` or goes on waiting."""
         if new and USES:
-            keep_buffers_read(call, set(map(id, written_buffers(call).values())))
+            keep_buffers_read(call, written_ids(call))
         if call.value_leaves and _borrows(self, call):
             BOOKS.add(self)
         self.waiting[call.number] = call
@@ -315,8 +315,8 @@ class BufferBook:
         calls = [each for each in operations if each.model is not None or each.signature.writes]
         for other in [each for each in self.pending() if each.number not in made]:
             later = [call for call in calls if call.number > other.number]
-            written = written_buffers(other).values()
-            if any(id(tensor) in read_buffers(call) for call in later for tensor in written):
+            written = written_ids(other)
+            if not all(written.isdisjoint(read_buffers(call)) for call in later):
                 problem = self.settle(self.pending())
                 if problem is not None:
                     raise CaptureError(
@@ -336,7 +336,7 @@ class BufferBook:
         """
         before = [each for each in self.pending() if each.number < call.number] if self.waiting else []
         used = read_buffers(call) if before else frozenset()
-        writers = [each for each in before if not used.isdisjoint(map(id, written_buffers(each).values()))]
+        writers = [each for each in before if not used.isdisjoint(written_ids(each))]
         if not writers:
             return self.shared.stale([call], on_host=True) is None
         return self.settle([each for each in before if each.number <= writers[-1].number]) is None

@@ -209,10 +209,9 @@ class FusedUpdate:
                 raise self.early.error(
                     "the optimizer's hyper-parameters were changed in between. Read the value after optimizer.step()."
                 )
-            buffers = self.loop.buffers
-            for call in (
-                [each for each in buffers.pending() if each.number > self.turn.stepped] if buffers.waiting else ()
-            ):
+            pending = self.loop.buffers.pending() if self.loop.buffers.waiting else ()
+            call = next((each for each in pending if each.number > self.turn.stepped), None)
+            if call is not None:
                 raise self.early.error(
                     f"the call at {call.line}, before that step, writes buffers, for which PyTorch computes with the "
                     "previous weights. Read the value after optimizer.step(), or call the model after it."
@@ -286,8 +285,9 @@ class FusedUpdate:
     def is_ahead_of(self, calls: Sequence[Operation]) -> bool:
         """Return whether it has run before its step or its backward, and calls use, or may use, the weights before."""
         early = self.early
-        later = early is not None and early.can_be_taken_back and any(each.number > self.turn.stepped for each in calls)
-        return early is not None and (early.awaited or later)
+        if early is None or early.awaited:
+            return early is not None
+        return early.can_be_taken_back and any(each.number > self.turn.stepped for each in calls)
 
     def zero_grad(self, optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
         """Clear gradients as `zero_grad` of an optimizer that makes these updates."""

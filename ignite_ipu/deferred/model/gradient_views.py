@@ -98,8 +98,8 @@ class GradientViews:
         """
         source = self._source()
         with DisableTorchFunctionSubclass():
-            if gradient is not None and any(
-                each is gradient for each in (self.held.get(id(parameter)), gradient_of(parameter))
+            if gradient is not None and (
+                self.held.get(id(parameter)) is gradient or gradient_of(parameter) is gradient
             ):
                 return False
         if source is not None:

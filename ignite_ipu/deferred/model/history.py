@@ -17,7 +17,7 @@ from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, Opti
 import torch
 
 from ignite_ipu.deferred.graph.operations import CLOCK, Operation
-from ignite_ipu.deferred.graph.state import Older, Values, written_buffers
+from ignite_ipu.deferred.graph.state import Older, Values, written_buffers, written_ids
 from ignite_ipu.deferred.graph.step_graph import Loss, Tape
 from ignite_ipu.optimizers.host_link import Link
 from ignite_ipu.session.session import IPUSession
@@ -75,7 +75,7 @@ class Made:
         `written` has the buffers that earlier losses of the update have written, by `id`.
         """
         operations = self.loss.operations
-        own = {id(buffer) for each in operations for buffer in written_buffers(each).values()}
+        own = frozenset().union(*map(written_ids, operations))
         pairs = [pair for pair in self._before.values if id(pair[0]) not in own]
         return [(tensor, written.get(id(tensor), value)) for tensor, value in pairs]
 

@@ -10,7 +10,7 @@ import torch
 
 from ignite_ipu.deferred.compiled.replayed_losses import saved_by
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, by_number
-from ignite_ipu.deferred.graph.state import Older, Values, trained_in, weights_of, written_buffers
+from ignite_ipu.deferred.graph.state import Older, Values, trained_in, weights_of, written_ids
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.errors import CaptureError
@@ -156,7 +156,7 @@ class KeptWeights:
         used: Dict[int, Any] = {}
         for operation in operations:
             # An update begins with the buffers that a replayed call began with.
-            written = {id(buffer) for buffer in written_buffers(operation).values()}
+            written = written_ids(operation)
             replayed = operation.number in self._loop.buffers.replays
             for key in weights_of(operation) & self._changed.keys():
                 stale = operation.number <= self._changed[key]

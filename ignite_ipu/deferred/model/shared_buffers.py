@@ -8,7 +8,7 @@ from typing import Any, Deque, Dict, Iterable, Mapping, Optional, Sequence, Set
 import torch
 
 from ignite_ipu.deferred.graph.operations import Operation
-from ignite_ipu.deferred.graph.state import read_buffers, written_buffers
+from ignite_ipu.deferred.graph.state import read_buffers, written_ids
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
 
@@ -60,7 +60,7 @@ class SharedBuffers:
     def note(self, operations: Iterable[Operation]) -> None:
         """Note calls that have written their buffers."""
         for call in operations if self._shared else ():
-            for key in self._shared.intersection(map(id, written_buffers(call).values())):
+            for key in self._shared & written_ids(call):
                 numbers = self._writers.setdefault(key, deque(maxlen=_MOST_WRITERS))
                 if call.number not in numbers:
                     numbers.append(call.number)
@@ -74,7 +74,7 @@ class SharedBuffers:
         if not (self._writers or replayed):
             return None
         made = {each.number for each in operations}
-        later = [(each.number, set(map(id, written_buffers(each).values()))) for each in replayed]
+        later = [(each.number, written_ids(each)) for each in replayed]
         for call in operations:
             used = () if call.done else read_buffers(call) & self._shared
             for key in used:

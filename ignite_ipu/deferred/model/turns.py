@@ -16,7 +16,7 @@ import torch
 
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, Operation, Value, by_number
-from ignite_ipu.deferred.graph.state import Older, Values, draws, read_buffers, written_buffers
+from ignite_ipu.deferred.graph.state import Older, Values, draws, read_buffers, written_buffers, written_ids
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
 from ignite_ipu.errors import CaptureError, logger
 from ignite_ipu.program.reached import reached
@@ -240,7 +240,7 @@ def begin_again(operations: Sequence[Operation]) -> Values:
                 operation.name,
                 operation.line,
             )
-    written = {id(each) for one in operations if not one.done for each in written_buffers(one).values()}
+    written = frozenset().union(*[written_ids(each) for each in operations if not each.done])
     values: Dict[int, Tuple[torch.Tensor, Optional[torch.Tensor]]] = {}
     used = [read_buffers(each) for each in operations if each.model is not None]
     for operation in again:

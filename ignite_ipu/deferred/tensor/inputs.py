@@ -114,15 +114,6 @@ def _differentiated_in(loss: Loss) -> Iterator[Tuple[Operation, Input]]:
                 yield operation, leaf
 
 
-def statistics_of_none(name: str, line: Line, written: torch.Tensor) -> CaptureError:
-    """Return the error of a normalisation that writes running statistics into a tensor of no captured model."""
-    return CaptureError(
-        f"{name} at {line} is in training mode and writes running statistics of shape {tuple(written.shape)} into "
-        "tensors of no prepared model, into which nothing comes back from the device. Make the layer part of the model "
-        "that is prepared; or call eval() on it, or make it with track_running_stats=False."
-    )
-
-
 def refuse_statistics(
     function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any], line: Line
 ) -> bool:
@@ -135,5 +126,9 @@ def refuse_statistics(
         mean, variance, writes = args[_STATISTICS]
     written = [each for each in (mean, variance) if isinstance(each, torch.Tensor) and parameter_of(each) is None]
     if writes and written:
-        raise statistics_of_none(name, line, written[0])
+        raise CaptureError(
+            f"{name} at {line} is in training mode and writes running statistics of shape {tuple(written[0].shape)} "
+            "into tensors of no prepared model, into which nothing comes back from the device. Make the layer part of "
+            "the model that is prepared; or call eval() on it, or make it with track_running_stats=False."
+        )
     return bool(writes) and isinstance(mean, torch.Tensor)

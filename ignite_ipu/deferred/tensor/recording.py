@@ -8,8 +8,7 @@ from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tup
 import numpy as np
 import torch
 
-from ignite_ipu.deferred.graph.leaves import Input
-from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value, name_of
+from ignite_ipu.deferred.graph.operations import Operation, Value, name_of
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures, changing_numbers, inferred_signature
 from ignite_ipu.deferred.graph.state import is_random, note_statistics
@@ -18,13 +17,13 @@ from ignite_ipu.deferred.tensor.deferred_values import Deferred, all_values, as_
 from ignite_ipu.deferred.tensor.functions import OPERATORS, written
 from ignite_ipu.deferred.tensor.in_place import diagonal_masked, recorded_as
 from ignite_ipu.deferred.tensor.indices import ARRAYS, INDEXED, with_known_indices
-from ignite_ipu.deferred.tensor.inputs import NORMALISATIONS, is_weight, refuse_statistics, statistics_of_none
+from ignite_ipu.deferred.tensor.inputs import NORMALISATIONS, is_weight, refuse_statistics
 from ignite_ipu.deferred.tensor.reads import is_of_evaluations, read
 from ignite_ipu.deferred.tensor.views import is_own_view, written_values
 from ignite_ipu.deferred.tensor.without_graph import without_graph
 from ignite_ipu.deferred.tensor.written_tensors import answered, refuse_shared, shares_memory, write_back
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.tensors import memory_of
 
 _STATISTICS = ("running_mean", "running_var")
@@ -129,17 +128,9 @@ class Recorder:
         # Calls are looked up with all of these types. Without numbers of the others, both sets mean the same here.
         same = (known - numbers).isdisjoint(map(type, given))
         self.signatures.learn(start, given, known if same else numbers, signature)
-        return self.results_of(signature, leaves, line)
-
-    def results_of(self, signature: CallSignature, leaves: Sequence[Any], line: Line) -> Any:
-        """Return the results of a function of a known kind, as the user gets them."""
         operation = Operation(signature, None, leaves, line)
-        if signature.writes:
-            model = note_statistics(operation)
-            if model is None:  # the same function with those of a captured model was recorded before
-                given = next(leaf.tensor for leaf in leaves if type(leaf) is Input)
-                raise statistics_of_none(operation.name, line, given)
-            model.loop.buffers.record(operation, new=True)
+        if writes:
+            note_statistics(operation).loop.buffers.record(operation, new=True)
         return self._results(operation)
 
     def _record_in_place(

@@ -63,8 +63,6 @@ class DeferredTensor(Deferred):
                 values = (*args, *kwargs.values())
             signature = RECORDER.signatures.look_up(key, values, leaves, numbers)
             if signature is not None:
-                if signature.writes:
-                    return RECORDER.results_of(signature, leaves, current_line(above=1))
                 return deferred_results(Operation(signature, None, leaves, current_line(above=1)))
         if WrittenTensor in types:
             args, kwargs = in_place_of_written(args, kwargs or {})

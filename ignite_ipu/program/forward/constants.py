@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Opti
 import torch
 
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.program.function_mode import FunctionContext
+from ignite_ipu.program.function_mode import FunctionContext, writes_first
 from ignite_ipu.program.guards.values import is_left_behind
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
 from ignite_ipu.program.user_code import Line, current_line
@@ -86,7 +86,7 @@ class HostConstants(FunctionContext):
         name = getattr(func, "__name__", "")
         if name in _ACCESSORS:
             return False
-        if name in _BY_NAME or _writes(name) or not kwargs.keys().isdisjoint(_WRITTEN):
+        if name in _BY_NAME or writes_first(name) or not kwargs.keys().isdisjoint(_WRITTEN):
             return True
         return all([self._value(tensor) is not None for tensor in tensors])
 
@@ -220,7 +220,7 @@ class HostConstants(FunctionContext):
 
     def _note_writes(self, name: str, args: _Args, kwargs: _Kwargs) -> None:
         """Forget the values of constants that a call writes other values into."""
-        written: List[Any] = [*args[:1]] if _writes(name) or kwargs.get("inplace") else []
+        written: List[Any] = [*args[:1]] if writes_first(name) or kwargs.get("inplace") else []
         for tensor in tensors_in([*written, kwargs.get("out")]):
             value = self._known.get(id(tensor), (None, None))[1]
             if value is not None:
@@ -279,11 +279,6 @@ def _made(func: Callable[..., Any], args: _Args, kwargs: _Kwargs) -> Any:
         return func(*args, **{**kwargs, "device": _HOST})
     except TypeError:  # it takes no device
         return func(*args, **kwargs)
-
-
-def _writes(name: str) -> bool:
-    """Return whether a function of this name writes into its first argument."""
-    return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
 
 
 def _names_ipu(value: Any) -> bool:

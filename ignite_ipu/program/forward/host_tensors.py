@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 
-from ignite_ipu.program.function_mode import FunctionContext
+from ignite_ipu.program.function_mode import FunctionContext, writes_first
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
 
 _IPU = "ipu:0"
@@ -69,8 +69,7 @@ class HostTensorsMovedIn(FunctionContext):
             args = (args[0], _by_tensors(args[0], args[1]), *args[2:])
         if len(tensors) < 2 or all(on_ipu) or not any(on_ipu) or name in _WRITING or "out" in kwargs:
             return func(*args, **kwargs)
-        writes = name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
-        first = args[:1] if writes else map_tensors(args[:1], _moved_in)
+        first = args[:1] if writes_first(name) else map_tensors(args[:1], _moved_in)
         return func(*first, *map_tensors(args[1:], _moved_in), **map_tensors(kwargs, _moved_in))
 
 
