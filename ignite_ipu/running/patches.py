@@ -9,7 +9,6 @@ import logging
 import sys
 from types import FrameType, ModuleType
 from typing import AbstractSet, Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
-from unittest import mock
 
 from ignite_ipu.cli.terminal import LineHandler
 from ignite_ipu.errors import RunError
@@ -54,10 +53,14 @@ class Patches:
         if isinstance(owner, ModuleType):
             before = getattr(owner, name)
             self._of_modules[id(before)] = before, value
-        _stand_in_scripts(getattr(owner, name, None), value, self._restore)
-        patch = mock.patch.object(owner, name, value)
-        patch.__enter__()  # a script's mock.patch.stopall() leaves it alone, unlike one that was started
-        self._restore.append(lambda: patch.__exit__(None, None, None))
+        _stand_in_scripts(getattr(owner, name), value, self._restore)
+        own = getattr(owner, "__dict__", {})
+        if name in own:  # of a class, the entry and not the value: a static method is restored as one
+            restore = functools.partial(setattr, owner, name, own[name])
+        else:
+            restore = functools.partial(delattr, owner, name)
+        setattr(owner, name, value)
+        self._restore.append(restore)
 
     def set_everywhere(self, package: str, original: Any, value: Any) -> None:
         """Replace an object under every name that it has in loaded modules of a package."""
