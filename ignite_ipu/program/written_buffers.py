@@ -60,6 +60,10 @@ class WrittenBuffers:
             return [name for name in names if name in written]
         return self.on_host(step, step, names, leaves, micro_batches) or []
 
+    def updates_statistics(self, step: nn.Module) -> bool:
+        """Return whether forward of the step updates batch statistics of normalisations."""
+        return bool(_statistics_in_training(step))
+
     def beside(self, output: Any, model: nn.Module) -> Any:
         """Return an output, and the buffers that forward has written, each with one row per micro-batch."""
         if not self.names:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Sequence, Tuple
 
-from torch import nn
-
 from ignite_ipu.capabilities.traced import NO_FUNCTION, VALUE_OF_WRITTEN
 from ignite_ipu.errors import SessionError, listed, logger
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
@@ -17,7 +15,6 @@ from ignite_ipu.session.compiled_program import HostTrace
 from ignite_ipu.session.program_source import ProgramSource
 from ignite_ipu.session.side_effects import refuse_own_buffers
 from ignite_ipu.session.weights.batch_counters import counted_by_norms
-from ignite_ipu.torch_names.modules import NormWithStatistics, all_modules
 
 _AVERAGED = (
     "The loss is a sum over samples, and an update averages the gradients of its %s = %d micro-batches, as Ignite's "
@@ -41,7 +38,7 @@ def traced_on_host(source: ProgramSource, leaves: Sequence[Any]) -> Tuple[Python
     trace = HostTrace(retrace, counted_by_norms(step))
     try:
         varying = retrace.begin(python, step.is_tried, step.leaves_behind, source.effects.first_operations())
-        writes = bool(call.written or step.computed.places) or _updates_statistics(step)
+        writes = bool(call.written or step.computed.places) or step.written.updates_statistics(step)
         trace = HostTrace(retrace, call.counted, call.written, varying, call.shapes, writes)
         if resolved.training:
             _report_averaged_sums(source, leaves)
@@ -82,8 +79,3 @@ def _report_averaged_sums(source: ProgramSource, leaves: Sequence[Any]) -> None:
     if averaged and source.step.adds_up(leaves, source.resolved.micro_batches):
         factors = f"gradientAccumulation {calls.gradient_accumulation} x replicationFactor {calls.replication_factor}"
         logger.warning(_AVERAGED, factors, count, count)
-
-
-def _updates_statistics(module: nn.Module) -> bool:
-    norms = (each for each in all_modules(module) if isinstance(each, NormWithStatistics))
-    return any(each.training and each.running_mean is not None for each in norms)

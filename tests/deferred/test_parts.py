@@ -85,12 +85,22 @@ def evaluated_between(model: Any, optimizer: Any, x: torch.Tensor, see: See) -> 
     optimizer.zero_grad()
 
 
+def other_mode_before_backward(model: Any, optimizer: Any, x: torch.Tensor, see: See) -> None:
+    model.train()
+    loss = model.head(model.features(x)).square().mean()
+    model.eval()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    see(loss.item())
+
+
 @pytest.mark.parametrize("update", ["device", "auto", "host"])
 @pytest.mark.parametrize(
     "body",
     [
         *(loss_after_backward, loss_before_backward, features, statistics, discarded, beside_the_whole),
-        evaluated_between,
+        *(evaluated_between, other_mode_before_backward),
     ],
 )
 def test_statistics_are_written_once_and_seen_at_once(body: Callable[..., None], update: str) -> None:
@@ -105,6 +115,14 @@ def test_statistics_are_written_once_and_seen_at_once(body: Callable[..., None],
             body(model, optimizer, x, found.append)
         found.append(copy.deepcopy(model.state_dict()))
     torch.testing.assert_close(seen[update], seen["eager"], rtol=1e-4, atol=1e-5)
+
+
+def test_the_device_computes_gradients_of_parts_for_updates_on_the_host(caplog: pytest.LogCaptureFixture) -> None:
+    model: Any = Parts()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ipu_prepare(model, optimizer, config=IPUConfig(update="host"))
+    loss_after_backward(model, optimizer, X[0], lambda value: None)
+    assert "each backward pass copies" in caplog.text
 
 
 @pytest.mark.parametrize("update", ["device", "auto", "host"])

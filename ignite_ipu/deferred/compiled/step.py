@@ -143,6 +143,10 @@ class _WrittenByCalls(WrittenBuffers):
         super().__init__(*args, **kwargs)
         self._steps = update.graph.steps
 
+    def updates_statistics(self, step: nn.Module) -> bool:
+        """Return whether calls or functions write buffers, whatever the modes of the modules are now."""
+        return any(each.writes for each in self._steps)
+
     def integers(self, step: nn.Module, leaves: Sequence[Any], micro_batches: int) -> List[str]:
         """Return the names of the buffers of integers that the calls write."""
         written = {".".join(filter(None, ("model", each.part, name))) for each in self._steps for name in each.writes}

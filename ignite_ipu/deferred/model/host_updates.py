@@ -14,7 +14,6 @@ from typing import (
     Any,
     Callable,
     Container,
-    Dict,
     FrozenSet,
     Iterable,
     Iterator,
@@ -23,7 +22,6 @@ from typing import (
     NamedTuple,
     Optional,
     Sequence,
-    Tuple,
 )
 
 import torch
@@ -34,8 +32,8 @@ from ignite_ipu.deferred.compiled.host_programs import Gradients, HostPrograms
 from ignite_ipu.deferred.compiled.replayed_losses import mixed_gradients
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.graph.leaves import Input
-from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, is_statistic_of, leave_uses, replayed
-from ignite_ipu.deferred.graph.owners import held_tensors, parameter_of
+from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, leave_uses
+from ignite_ipu.deferred.graph.owners import held_tensors
 from ignite_ipu.deferred.graph.state import Older, Values, draws, trained_in, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
 from ignite_ipu.deferred.graph.uses import keep_weights
@@ -106,15 +104,7 @@ class HostGradients:
 
     def of_loss(self, loss: Loss, parameters: Sequence[torch.Tensor]) -> List[Optional[torch.Tensor]]:
         """Return the gradients of a loss, as `torch.autograd.grad` does; None for parameters without any."""
-        if not loss.value.operation.of_weights:
-            return self.computed(loss, parameters).of(parameters)
-        owned = [each for each in parameters if parameter_of(each) is not None]
-        with DisableTorchFunctionSubclass():
-            # Without hooks, which the caller calls.
-            copies = {id(each): each.detach().requires_grad_() for each in owned}
-            total = self._on_host(loss, lambda leaf, operation: copies.get(id(leaf.tensor), leaf.tensor))
-            asked = [copies.get(id(each), each) for each in parameters]
-            return list(torch.autograd.grad(total, asked, allow_unused=True))
+        return self.computed(loss, parameters).of(parameters)
 
     def add(self, loss: Loss, ids: Container[int], weights: Optional[Values] = None) -> Mapping[int, torch.Tensor]:
         """Add the gradients of a loss that went backward before to those of some parameters.
@@ -151,39 +141,6 @@ class HostGradients:
         # Gradients through copies of weights, as in the closure of a step, come when the loss goes backward.
         if all(leaf.weight is None for leaf in leaves):
             self._ahead = _Ahead(loss.value, gradients, self._kept.changes)
-
-    def backward_on_host(self, loss: Loss) -> None:
-        """Compute a loss from weights alone, as a penalty, and its gradients by PyTorch: no program has no inputs."""
-        self._on_host(loss, lambda leaf, operation: leaf.tensor).backward()  # type: ignore[no-untyped-call]
-
-    def _on_host(self, loss: Loss, tensor_of: Callable[[Input, Operation], torch.Tensor]) -> torch.Tensor:
-        """Return a loss of weights alone with PyTorch's graph of it; `tensor_of` gives the tensors that it reads."""
-        self._loop.edits.look()
-        self._loop.edits.check(loss.operations, self._loop, "The gradient")
-        buffers = self._loop.buffers
-        if buffers.waiting:
-            buffers.before_update([loss], self._loop, nothing)
-        written: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
-
-        def read(leaf: Input, operation: Operation) -> torch.Tensor:
-            if not is_statistic_of(leaf, operation):
-                return tensor_of(leaf, operation)
-            if operation.done:  # they are written once
-                return plain(leaf.tensor).clone()
-            # PyTorch's graph has a copy: the book of buffers may put others in its place.
-            return written.setdefault(id(leaf.tensor), (leaf.tensor, plain(leaf.tensor).clone()))[1]
-
-        with contextlib.nullcontext() if buffers.is_empty else buffers.in_update(loss.operations):
-            with torch.enable_grad():
-                results = replayed(loss.operations, read, writes=True)
-            with torch.no_grad(), DisableTorchFunctionSubclass():
-                for tensor, value in written.values():
-                    plain(tensor).copy_(value)
-                self._loop.edits.ignore()
-        total = results[loss.value.operation][loss.value.index]
-        for operation, tensors in results.items():
-            operation.settle([tensor.detach() for tensor in tensors], keep=loss.retained)
-        return total
 
     def computed(self, loss: Loss, asked: Optional[Sequence[torch.Tensor]] = None) -> Gradients:
         """Have the device compute gradients of a loss, at least those `asked` for, unless a read of its value has."""
@@ -336,9 +293,6 @@ class HostUpdates:
     def backward(self, loss: Loss) -> None:
         """Add the gradients of a loss to those of the parameters that it depends on."""
         with lost_aside() if LOST else contextlib.nullcontext():
-            if loss.value.operation.of_weights:
-                self.gradients.backward_on_host(loss)
-                return
             synchronised = note_backward(loss) if Reducer.made else []
             self.gradients.computed(loss).accumulate()
             if synchronised:
