@@ -178,8 +178,9 @@ class CallSignature:
         function: The called function; None for a captured model.
         structure: Its arguments `(args, kwargs)` without the leaves.
         result: The structure of the result; `shapes` has the shapes of its tensors.
-        modes, writes, draws: Of the captured model that is called: its modes, the names of the buffers that the call
-            writes into, and whether it draws random numbers.
+        modes, writes: Of the captured model that is called: its modes, and the names of the buffers that the call
+            writes into.
+        draws: Whether the call draws random numbers.
         warned: Whether a warning was logged that it draws them in two programs.
         left: Places where the call stores tensors for other code; `result` then includes the tensors in these places.
         evaluates: Whether every module of the captured model is in evaluation mode, and the call draws and writes

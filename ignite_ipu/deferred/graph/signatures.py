@@ -187,7 +187,7 @@ def _inferred(
     tensors: List[torch.Tensor] = []
     result_structure = flatten(result, tensors)
     shapes = [Shape.of(tensor, tensor.requires_grad, memory_of(tensor) in storages) for tensor in tensors]
-    return CallSignature(function, structure, grad, result_structure, shapes)
+    return CallSignature(function, structure, grad, result_structure, shapes, draws=host_kernels.draws)
 
 
 def arguments_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Dict[str, Any]:
@@ -218,7 +218,7 @@ def _multinomial(
     input: torch.Tensor, num_samples: int, replacement: bool = False, generator: Optional[torch.Generator] = None
 ) -> torch.Tensor:
     """Return a tensor in the shape of drawn indices, of which PyTorch 2.0 has no meta kernel."""
-    return input.new_empty((*input.shape[:-1], num_samples), dtype=torch.int64)
+    return input.new_empty((*input.shape[:-1], num_samples), dtype=torch.int64).random_()
 
 
 def _covariance(input: torch.Tensor, **kwargs: Any) -> torch.Tensor:
@@ -231,14 +231,16 @@ class _HostKernels(DispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         has_no_shape: Whether an operator was called whose result has a shape that depends on values.
+        draws: Whether an operator was called that can draw random numbers; `rrelu` counts in evaluation mode, too.
     """
 
-    has_no_shape = False
+    has_no_shape = draws = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Mapping[str, Any]] = None
     ) -> Any:
         self.has_no_shape |= torch.Tag.dynamic_output_shape in func.tags
+        self.draws |= torch.Tag.nondeterministic_seeded in func.tags
         try:
             return func(*args, **(kwargs or {}))
         except NotImplementedError:

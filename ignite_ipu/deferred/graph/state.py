@@ -1,22 +1,21 @@
-"""The state of models that recorded operations compute with or write: weights, buffers and random numbers."""
+"""The state of models that recorded operations compute with or write: weights and buffers."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import weakref
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
 
 from ignite_ipu.deferred.graph.leaves import Input
-from ignite_ipu.deferred.graph.operations import CLOCK, Operation, is_statistic_of, name_of
+from ignite_ipu.deferred.graph.operations import CLOCK, Operation, is_statistic_of
 from ignite_ipu.deferred.graph.owners import Captured, parameter_of
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.torch_names.modules import NormWithStatistics
 
-_RANDOM: Dict[str, bool] = {}
 # By functions that write statistics of captured models, these by name.
 _STATISTICS: weakref.WeakKeyDictionary[Operation, Dict[str, torch.Tensor]] = weakref.WeakKeyDictionary()
 Values = List[Tuple[torch.Tensor, Optional[torch.Tensor]]]
@@ -120,20 +119,3 @@ def read_buffers(operation: Operation) -> FrozenSet[int]:
         return frozenset(id(leaf.tensor) for leaf in buffers if not is_statistic_of(leaf, operation))
     written = {name for name in operation.signature.writes if is_statistic(operation, name)}
     return frozenset(id(each) for name, each in model.model.named_buffers() if name not in written)
-
-
-def draws(operation: Operation) -> bool:
-    """Return whether an operation draws random numbers."""
-    signature = operation.signature
-    return signature.draws if signature.function is None else is_random(signature.function)
-
-
-def is_random(function: Callable[..., Any]) -> bool:
-    """Return whether a function of PyTorch's draws random numbers."""
-    name = name_of(function)
-    found = _RANDOM.get(name)
-    if found is None:
-        packet = getattr(torch.ops.aten, name, None)
-        overloads = [] if packet is None else [getattr(packet, each) for each in packet.overloads()]
-        found = _RANDOM[name] = any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads)
-    return found

@@ -8,7 +8,7 @@ import torch
 
 from ignite_ipu.deferred.compiled.modes import Modes, ReplacedError
 from ignite_ipu.deferred.graph.operations import NORM, Operation, replayed, shown_input
-from ignite_ipu.deferred.graph.state import draws, written_buffers
+from ignite_ipu.deferred.graph.state import written_buffers
 from ignite_ipu.deferred.graph.structure import unflatten
 from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.errors import logger
@@ -62,7 +62,7 @@ class CallReplays:
         for each in chain_of(call):
             if each.signature is NORM or (each.done and each is not call):
                 return f"it is computed from a value of an update, of {each.line}"
-            if draws(each) and (each is not call or is_awaited(call)):
+            if each.signature.draws and (each is not call or is_awaited(call)):
                 return f"{each.name} at {each.line} draws random numbers, which the device draws in the update"
         return None
 

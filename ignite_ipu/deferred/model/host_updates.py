@@ -34,7 +34,7 @@ from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, leave_uses
 from ignite_ipu.deferred.graph.owners import held_tensors
-from ignite_ipu.deferred.graph.state import Older, Values, draws, trained_in, written_buffers
+from ignite_ipu.deferred.graph.state import Older, Values, trained_in, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
 from ignite_ipu.deferred.graph.uses import keep_weights
 from ignite_ipu.deferred.model.buffers import BOOKS, nothing, restored_if_refused
@@ -172,7 +172,7 @@ class HostGradients:
         changes = self._kept.changes_since(operations[0])
         parameters = set(map(id, loop.modes.parameters))
         known = all(id(each) in parameters and value is not None for change in changes for each, value in change.values)
-        if not known or any(map(draws, operations)) or gradients_return(loss):
+        if not known or any(each.signature.draws for each in operations) or gradients_return(loss):
             raise CaptureError(
                 f"{what} The host does so if it knows their values at that time, no buffer was written, and the loss "
                 f"has no random numbers and no gradients of inputs. {remedy}"

@@ -16,7 +16,7 @@ import torch
 
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, Operation, Value, by_number
-from ignite_ipu.deferred.graph.state import Older, Values, draws, read_buffers, written_buffers, written_ids
+from ignite_ipu.deferred.graph.state import Older, Values, read_buffers, written_buffers, written_ids
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
 from ignite_ipu.errors import CaptureError, logger
 from ignite_ipu.program.reached import reached
@@ -231,7 +231,7 @@ def begin_again(operations: Sequence[Operation]) -> Values:
     if not again:
         return []
     for operation in again:
-        if draws(operation) and not operation.signature.warned:
+        if operation.signature.draws and not operation.signature.warned:
             operation.signature.warned = True
             logger.warning(
                 "%s at %s is part of two optimizers' updates, and draws random numbers anew for the second: there it "

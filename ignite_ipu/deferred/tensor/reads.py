@@ -10,7 +10,6 @@ from ignite_ipu.capabilities.traced import SAMPLED
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import NORM, Operation, Value, replayed, shown_input, weight_then
 from ignite_ipu.deferred.graph.owners import Captured, CapturedLoop
-from ignite_ipu.deferred.graph.state import draws
 from ignite_ipu.deferred.graph.step_graph import CALL, Loss, ancestors
 from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
 from ignite_ipu.errors import EarlyReadError, listed
@@ -177,7 +176,7 @@ def _refusal(loop: CapturedLoop, value: Value, what: str) -> EarlyReadError:
     functions = [each for each in operations if each.model is None]
     sampled = next((each for each in functions if each.name in _SAMPLING), None)
     if all(each.signature.evaluates for each in operations if each.model is not None):
-        sampled = next((each for each in functions if draws(each)), sampled)
+        sampled = next((each for each in functions if each.signature.draws), sampled)
     elif value.shape.requires_grad:
         sampled = None
     if sampled is not None:

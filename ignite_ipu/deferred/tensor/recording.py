@@ -11,7 +11,7 @@ import torch
 from ignite_ipu.deferred.graph.operations import Operation, Value, name_of
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures, changing_numbers, inferred_signature
-from ignite_ipu.deferred.graph.state import is_random, note_statistics
+from ignite_ipu.deferred.graph.state import note_statistics
 from ignite_ipu.deferred.graph.structure import flatten, is_tensor_or_array, leaves_in
 from ignite_ipu.deferred.tensor.deferred_values import Deferred, all_values, as_leaf, awaited_values, resolved
 from ignite_ipu.deferred.tensor.functions import OPERATORS, written
@@ -117,7 +117,7 @@ class Recorder:
         signature = inferred_signature(func, structure, leaves, grad, line)
         if writes:
             signature.writes = _STATISTICS
-        if is_random(func) and not any(shape.requires_grad for shape in signature.shapes):
+        if signature.draws and not any(shape.requires_grad for shape in signature.shapes):
             if all(is_of_evaluations(value) and not value.operation.of_weights for value in values):
                 # The host draws, as in PyTorch: an inference program computes the values.
                 return NotImplemented

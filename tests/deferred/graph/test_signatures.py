@@ -13,7 +13,10 @@ from torch import nn
 import ignite_ipu.emulator as poptorch
 from ignite_ipu.deferred import capture_model, capture_optimizer, captured
 from ignite_ipu.deferred.graph import signatures
+from ignite_ipu.deferred.graph.leaves import Input
+from ignite_ipu.deferred.graph.structure import flatten
 from ignite_ipu.deferred.tensor import recording
+from ignite_ipu.program.user_code import current_line
 
 GENERATOR = torch.Generator().manual_seed(1)
 X = torch.randn(12, 3, 4, generator=GENERATOR)
@@ -86,6 +89,26 @@ def test_drawn_indices(draw: Callable[..., torch.Tensor]) -> None:
     scores = model(X[0]).softmax(-1)
     for many, given in ((draw(scores, 2), (3, 2)), (draw(scores[0], num_samples=1, replacement=True), (1,))):
         assert (tuple(many.shape), many.dtype) == (given, torch.int64)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(F.dropout, F.dropout1d, F.alpha_dropout, F.gumbel_softmax, torch.randn_like, torch.Tensor.bernoulli),
+        *(torch.exp, lambda scores: F.dropout(scores, training=False)),
+        lambda scores: torch.multinomial(scores, 2),
+        lambda scores: F.scaled_dot_product_attention(scores, scores, scores),
+        lambda scores: F.scaled_dot_product_attention(scores, scores, scores, dropout_p=0.5),
+    ],
+)
+def test_functions_that_draw_random_numbers_are_found(function: Callable[..., torch.Tensor]) -> None:
+    """They are those that move PyTorch's generator."""
+    scores = torch.full((3, 4), 0.25)
+    structure = flatten(((scores,), {}), [])
+    found = signatures.inferred_signature(function, structure, [Input(scores)], True, current_line())
+    before = torch.get_rng_state()
+    function(scores)
+    assert found.draws == (not torch.equal(before, torch.get_rng_state()))
 
 
 def test_keyword_arguments_that_change_from_step_to_step() -> None:

@@ -243,9 +243,9 @@ def test_samples_are_drawn_as_in_pytorch(draw: Draw, update: str) -> None:
     torch.testing.assert_close(acting(draw, update), acting(draw, None), rtol=1e-4, atol=1e-5)
 
 
-def test_a_sample_that_gradients_flow_through_is_refused_by_name() -> None:
+@pytest.mark.parametrize("draw", [F.dropout, F.dropout1d, F.gumbel_softmax])
+def test_a_sample_that_gradients_flow_through_is_refused_by_name(draw: Draw) -> None:
     """Its draws are those of the update that gradients come with."""
-    with pytest.raises(
-        EarlyReadError, match=r"it was sampled from the model's output \(by dropout at .*mode\.py:\d+\)"
-    ):
-        acting(lambda scores: F.dropout(scores, 0.5), "device")
+    by = rf"\(by {draw.__name__} at .*mode\.py:\d+\)"
+    with pytest.raises(EarlyReadError, match=rf"it was sampled from the model's output {by}"):
+        acting(lambda scores: draw(scores), "device")
