@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
@@ -41,6 +42,7 @@ __all__ = [
     "compiled_original",
     "device_context",
     "forget_compiled_call",
+    "forward_hooks_of",
     "forward_pre_hooks_of",
     "global_hooks",
     "has_parameters",
@@ -126,6 +128,8 @@ FORWARD_HOOKS = (
     _of_module("_forward_pre_hooks", "Blocks of a pipeline cannot be removed or printed."),
 )
 """Attributes of a module: the hooks that its calls run."""
+forward_hooks_of: Callable[[Dict[str, Any]], Tuple[Dict[Any, Any], ...]] = operator.itemgetter(*FORWARD_HOOKS)
+"""Returns the dictionaries with the hooks that calls of a module run, by its attributes."""
 BACKWARD_HOOKS = (
     _of_module("_backward_hooks", "Hooks on the gradients of a module are not refused, and never run."),
     _of_module("_backward_pre_hooks", "Hooks before the backward of a module are not refused, and never run."),

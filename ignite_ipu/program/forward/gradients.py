@@ -64,7 +64,7 @@ def problem_of_hooks(model: nn.Module, of_parameters: bool = True) -> Optional[s
         named = model.named_parameters() if of_parameters else ()
         names = [name for name, tensor in named if gradient_hooks_of(tensor)]
     for path, module in all_named_modules(model):
-        if any(module.__dict__.get(kind) for kind in BACKWARD_HOOKS):
+        if any(map(module.__dict__.get, BACKWARD_HOOKS)):
             names.append(path or "the model")
     names += ["all modules"] if any(_ON_ALL) else []
     return f"Hooks on gradients are registered on {listed(names)}, {_REMEDY}" if names else None

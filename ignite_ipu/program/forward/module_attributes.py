@@ -21,6 +21,7 @@ from ignite_ipu.torch_names.modules import BUFFERS, MODULES, PARAMETERS, all_nam
 from ignite_ipu.torch_names.tensors import DisableTorchFunction
 
 _TENSORS_OF_MODULES = (PARAMETERS, BUFFERS, MODULES)  # of which others take care
+_COLLECTIONS = frozenset((list, dict))
 _Own = Dict[str, Any]
 SCALARS = (bool, int, float, str)
 """The types of attributes that code decides by: flags, numbers and names."""
@@ -98,7 +99,7 @@ class ModuleAttributes:
                 if name in but:
                     continue
                 own[name] = value
-                if type(value) in (list, dict):
+                if type(value) in _COLLECTIONS:
                     restore_contents(value, dict(held[name]) if type(value) is dict else held[name])
         if left and not always:
             for each in stale:
@@ -141,8 +142,10 @@ def plain_attributes(own: _Own) -> _Own:
 
 
 def _collections(plain: _Own) -> List[Tuple[str, Any]]:
-    """Return the lists and dictionaries among attributes, which may be written into."""
-    return [(name, value) for name, value in plain.items() if type(value) in (list, dict)]
+    """Return the lists and dictionaries among attributes, which may be written into: most modules have none."""
+    if _COLLECTIONS.isdisjoint(map(type, plain.values())):
+        return []
+    return [(name, value) for name, value in plain.items() if type(value) in _COLLECTIONS]
 
 
 def tensors_in(value: Any) -> List[torch.Tensor]:

@@ -40,11 +40,11 @@ from ignite_ipu.program.tensors.raw import table_of
 from ignite_ipu.program.user_code import OURS, Owner, is_users_file, loaded_by, owner_of, read_by
 from ignite_ipu.torch_names.modules import (
     BUFFERS,
-    FORWARD_HOOKS,
     MODULES,
     PARAMETERS,
     all_modules,
     attributes_of_modules,
+    forward_hooks_of,
 )
 
 __all__ = ["Named"]
@@ -152,9 +152,8 @@ class Named:
             if not isinstance(part, nn.Module):  # these are looked at below
                 self._visit(path, part)
                 continue
-            for hooks in [vars(part)[kind] for kind in FORWARD_HOOKS]:
-                if hooks:
-                    self._visit("self", hooks)
+            for hooks in filter(None, forward_hooks_of(vars(part))):
+                self._visit("self", hooks)
         before = (-1, -1)
         while before != (before := (len(self.names), len(self._objects))):
             for path, found in self._objects:

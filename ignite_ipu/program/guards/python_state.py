@@ -31,7 +31,7 @@ from ignite_ipu.program.guards.values import (
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.tensors.trees import PLAIN, attributes_of, opened_record, tensors_in
 from ignite_ipu.program.user_code import read_by
-from ignite_ipu.torch_names.modules import FORWARD_HOOKS, MODULES, all_named_modules, global_hooks
+from ignite_ipu.torch_names.modules import FORWARD_HOOKS, MODULES, all_named_modules, forward_hooks_of, global_hooks
 
 _VALUES = (*READ, *FUNCTIONS, nn.Module)
 _GLOBAL_HOOKS = global_hooks(*FORWARD_HOOKS)
@@ -184,17 +184,17 @@ class PythonState:
         # The class of a part changes when it is captured; the new one reports the original as its class.
         reads = {kind: _MODE in self.words or _reads_mode(kind) for kind in {part.__class__ for part in modules}}
         # A hook of a library's may read it, too: that of a spectral norm does.
-        hooked = [any(vars(part)[kind] for kind in FORWARD_HOOKS) for part in modules]
+        own_hooks = list(map(forward_hooks_of, self._attributes))
         # The wrapper of torch.compile has no mode of its own, but that of the module within.
         self.moded = [
             vars(part)
-            for part, has in zip(modules, hooked)
-            if (part is model or has or reads[part.__class__]) and _MODE in vars(part)
+            for part, hooks in zip(modules, own_hooks)
+            if (part is model or any(hooks) or reads[part.__class__]) and _MODE in vars(part)
         ]
-        hooks = [*_GLOBAL_HOOKS, *[vars(part)[kind] for part in modules for kind in FORWARD_HOOKS]]
-        self._hookless = [table for table in hooks if not table]
-        theirs, users = ([vars(part) for part in modules if _is_pytorchs(type(part)) is own] for own in (True, False))
-        filled = [table for table in hooks if table]
+        every_hook = [*_GLOBAL_HOOKS, *chain.from_iterable(own_hooks)]
+        self._hookless, filled = ([table for table in every_hook if bool(table) is full] for full in (False, True))
+        pytorchs = {kind: _is_pytorchs(kind) for kind in set(map(type, modules))}
+        theirs, users = ([vars(part) for part in modules if pytorchs[type(part)] is own] for own in (True, False))
         self._watched = _Tables(users, filled) if users or filled else None
         starts = range(0, len(theirs), _AT_ONCE)
         self._in_turns = [_Tables(theirs[start : start + _AT_ONCE]) for start in starts]
