@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 from torch import nn
@@ -51,10 +51,15 @@ def existing_gradients(parameters: Sequence[torch.Tensor]) -> List[Optional[bool
     """
     with DisableTorchFunction():  # as for subclasses, so for the guards of hooks against reads of gradients
         found: List[Optional[bool]] = [gradient_of(each) is not None or None for each in parameters]
+        on_devices: Dict[Any, List[int]] = {}
         for number, parameter in enumerate(parameters):
             owner = None if found[number] else parameter_of(parameter)
             if owner is not None:
-                found[number] = owner[0].loop.updates.gradients.shows(parameter)
+                on_devices.setdefault(owner[0].loop, []).append(number)
+        for loop, numbers in on_devices.items():
+            shown = loop.updates.gradients.shows([parameters[number] for number in numbers])
+            for number, each in zip(numbers, shown):
+                found[number] = each
     return found
 
 

@@ -153,14 +153,15 @@ class OptimizerLink:
     def show_state(self, hands_out: bool = True) -> Any:
         """Return the state, as new as the device's; values written into it reach the device with the next update.
 
-        If it is not handed out to code, it is to be read at once: its tensors may share memory with the device's.
+        If it is not handed out to code, it is that of each parameter, to be read at once: its tensors may share memory
+        with the device's.
         """
         self._check_shown()
         if hands_out:
             self.refresh_state()
             return self._shown.show()
         newer = self._device.newest(self._numbers, self.steps) if self._shown.is_old else None
-        return self._shown.state if newer is None else self._shown.followed_by(newer)
+        return self._shown.followed_by(newer or {})
 
     def replace_state(self, state: Any) -> None:
         self._check_shown()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Callable, Dict, Mapping, Protocol
+from typing import Any, Callable, Dict, Mapping, Protocol, Sequence, Tuple
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -19,7 +19,7 @@ class ShowsState(Protocol):
     """A link to the optimizer on the device, whose state it shows."""
 
     def show_state(self, hands_out: bool = True) -> Any:
-        """Return the state, as new as the device's, handed out to code or to be read at once."""
+        """Return the state, as new as the device's, handed out to code, or of each parameter to be read at once."""
 
     def replace_state(self, state: Any) -> None:
         """Take over a state in place of the device's."""
@@ -54,14 +54,13 @@ def link_optimizer(
     return unlink
 
 
-def newest_state(optimizer: torch.optim.Optimizer) -> Mapping[Any, Mapping[str, Any]]:
-    """Return an optimizer's newest state by parameter, to be read at once: it may share memory with the device's.
+def newest_state(optimizer: torch.optim.Optimizer) -> Sequence[Tuple[Any, Mapping[str, Any]]]:
+    """Return an optimizer's newest state of each parameter, to be read at once: it may share the device's memory.
 
     The optimizer goes on as if nobody had looked at it.
     """
     link = vars(optimizer).get(_LINK)
-    found: Mapping[Any, Mapping[str, Any]] = optimizer.state if link is None else link().show_state(hands_out=False)
-    return found
+    return [*optimizer.state.items()] if link is None else link().show_state(hands_out=False)
 
 
 def _unlink(reference: weakref.ref[torch.optim.Optimizer], refusal: RemovableHandle) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -79,11 +79,11 @@ class ShownState:
             put_entries(shown.setdefault(self.parameters[number], {}), entries)
         self.is_old = False
 
-    def followed_by(self, state: Mapping[int, Mapping[str, Any]]) -> Dict[torch.Tensor, Mapping[str, Any]]:
-        """Return the state with newer values in it, which `put` would show."""
-        shown = self.state
-        pairs = [(self.parameters[number], entries) for number, entries in state.items()]
-        return {**shown, **{parameter: {**shown.get(parameter, {}), **entries} for parameter, entries in pairs}}
+    def followed_by(self, state: Mapping[int, Mapping[str, Any]]) -> List[Tuple[Any, Mapping[str, Any]]]:
+        """Return the state of each parameter with newer values in it, which `put` would show."""
+        newer = {id(self.parameters[number]): (self.parameters[number], entries) for number, entries in state.items()}
+        shown = [(key, {**entries, **newer.pop(id(key), (key, {}))[1]}) for key, entries in self.state.items()]
+        return [*shown, *newer.values()]
 
     def by_number(self, every: bool) -> Dict[int, Mapping[str, Any]]:
         """Return the state by the numbers of the parameters: `every` entry, or those that the device reads."""

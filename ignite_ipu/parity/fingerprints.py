@@ -84,7 +84,9 @@ def fingerprints(values: Sequence[Any], everything: bool = False) -> Fingerprint
     largest = math.inf if everything else WHOLE
     shapes: List[Optional[List[int]]] = []
     small: List[torch.Tensor] = [torch.empty(0)]  # so that a single tensor is copied, too
-    others: Dict[int, Any] = {}
+    others: Dict[int, int] = {}
+    # One text may stand for many values, such as the gradients that exist.
+    distinct: Dict[int, Any] = {}
     with torch.no_grad(), DisableTorchFunctionSubclass():
         classes = {type(value): _is_ordinary(value) for value in {type(value): value for value in values}.values()}
         for number, value in enumerate(values):
@@ -94,11 +96,12 @@ def fingerprints(values: Sequence[Any], everything: bool = False) -> Fingerprint
                 small.append(value)
             else:
                 shapes.append(None)
-                others[number] = torch.Tensor.detach(value) if isinstance(value, torch.Tensor) else value
+                key = others[number] = id(value)
+                if key not in distinct:
+                    distinct[key] = torch.Tensor.detach(value) if isinstance(value, torch.Tensor) else value
         whole = flatten_tensors(small)
-    # One text may stand for many values, such as the gradients that exist.
-    known = {key: fingerprint(value, everything) for key, value in {id(each): each for each in others.values()}.items()}
-    return {"shapes": shapes, "values": whole, "others": {number: known[id(each)] for number, each in others.items()}}
+    known = {key: fingerprint(value, everything) for key, value in distinct.items()}
+    return {"shapes": shapes, "values": whole, "others": {number: known[key] for number, key in others.items()}}
 
 
 def _is_ordinary(value: Any) -> bool:

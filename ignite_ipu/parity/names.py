@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from ignite_ipu.program.module_state import REGISTRATIONS
-from ignite_ipu.torch_names.modules import buffers_of, parameters_of
+from ignite_ipu.program.tensors.raw import named_tensors
+from ignite_ipu.torch_names.modules import PARAMETERS, all_modules, all_named_modules, buffers_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +61,9 @@ class ModelNames:
         found: Dict[int, str] = {}
         buffers: List[Tuple[str, Dict[str, Any], str]] = []
         for prefix, root in trained.items():
-            for name, parameter in _parameters(root).items():
+            for name, parameter in named_tensors(root, PARAMETERS).items():
                 found.setdefault(id(parameter), prefix + name)
-            for path, part in root.named_modules():
+            for path, part in all_named_modules(root):
                 table = buffers_of(part)
                 buffers += [(f"{prefix}{path}.{each}" if path else prefix + each, table, each) for each in table]
         label = self.of_optimizer(optimizer)
@@ -73,9 +74,9 @@ class ModelNames:
     def _trained(self, order: Sequence[torch.Tensor]) -> Dict[str, nn.Module]:
         """Return the models that have parameters of an optimizer, by prefixes of names; the first has none if alone."""
         known = [module for module in (reference() for reference in self._modules) if module is not None]
-        inner = {id(child) for module in known for child in module.modules() if child is not module}
+        inner = {id(child) for module in known for child in all_modules(module) if child is not module}
         roots = [module for module in known if id(module) not in inner]
-        of = {id(parameter): root for root in reversed(roots) for parameter in _parameters(root).values()}
+        of = {id(parameter): root for root in reversed(roots) for parameter in named_tensors(root, PARAMETERS).values()}
         found: List[nn.Module] = []
         for parameter in order:
             root = of.get(id(parameter))
@@ -86,13 +87,3 @@ class ModelNames:
                 number = next(self._numbers)
                 self._prefixes[root] = f"{type(root).__name__} {number}." if number or len(found) > 1 else ""
         return {self._prefixes[root]: root for root in found}
-
-
-def _parameters(module: nn.Module) -> Dict[str, nn.Parameter]:
-    """Return the parameters of a module by name, without a call that the recorder observes."""
-    found = {}
-    for path, part in module.named_modules():
-        for name, parameter in parameters_of(part).items():
-            if parameter is not None:
-                found[f"{path}.{name}" if path else name] = parameter
-    return found

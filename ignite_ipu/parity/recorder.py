@@ -238,7 +238,7 @@ class Recorder:
         called: List[str] = []
         states: List[Any] = []
         called_by = dict(zip(map(id, order), names.parameters))
-        for key, state in newest_state(optimizer).items():
+        for key, state in newest_state(optimizer):
             name = called_by.get(id(key), "a parameter of no group") if isinstance(key, torch.Tensor) else str(key)
             for place, part in leaves(state):
                 # RMSprop computes nothing from its count of steps, and a device counts for all parameters together.

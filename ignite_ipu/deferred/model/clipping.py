@@ -47,7 +47,7 @@ def _clip_on_host(
 ) -> torch.Tensor:
     """Clip gradients that no device's step clips together, or whose norm decides whether to go on."""
     on_device = [loop for loop in loops if not loop.updates.on_host]
-    if not any(loop.updates.gradients.shows(each) for each in tensors for loop in loops_of([each])):
+    if not any(any(loop.updates.gradients.shows([each])) for each in tensors for loop in loops_of([each])):
         return torch.tensor(0.0)
     names = " and ".join(sorted(loop.name for loop in loops))
     reason = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, FrozenSet, Iterable, Optional, Sequence
+from typing import Any, FrozenSet, Iterable, List, Optional, Sequence
 
 import torch
 from torch import nn
@@ -126,8 +126,8 @@ class FusedGradients:
         """Return whether PyTorch has a gradient of a parameter now."""
         return has_gradient(self.books.holding({id(parameter)}), parameter)
 
-    def shows(self, parameter: torch.Tensor) -> bool:
-        return shows_gradient(self.books.holding({id(parameter)}), parameter)
+    def shows(self, parameters: Sequence[torch.Tensor]) -> List[bool]:
+        return [shows_gradient(update, each) for update, each in zip(self.books.holders(parameters), parameters)]
 
     def of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
         current = self._loop.now.updates.gradients
@@ -137,7 +137,7 @@ class FusedGradients:
 
     def bring_sum(self, parameter: torch.Tensor) -> None:
         entry = self.books.gradients.holding(id(parameter))
-        if entry is not None and (entry.losses or entry.used) and self.shows(parameter):
+        if entry is not None and (entry.losses or entry.used) and all(self.shows([parameter])):
             line = entry.losses[-1].line if entry.losses else entry.used
             self._loop.updates.leave_device(
                 f"A gradient is read at {current_line()} that the host has computed or set, and the loss of {line} has "

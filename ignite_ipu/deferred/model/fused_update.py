@@ -106,6 +106,13 @@ class Books:
                 return update
         return self.updates[-1]
 
+    def holders(self, parameters: Sequence[torch.Tensor]) -> List[FusedUpdate]:
+        """Return the update of each of some parameters, as `holding` does."""
+        for update in self.updates:
+            update.look()
+        *others, last = self.updates
+        return [next((each for each in others if id(weight) in each.gradients.own), last) for weight in parameters]
+
 
 class FusedUpdate:
     """The updates by one optimizer, of a captured model or of several that are trained together.

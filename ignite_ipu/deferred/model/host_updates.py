@@ -96,8 +96,8 @@ class HostGradients:
         with DisableTorchFunctionSubclass():
             return gradient_of(parameter)
 
-    def shows(self, parameter: torch.Tensor) -> bool:
-        return self.of(parameter) is not None
+    def shows(self, parameters: Sequence[torch.Tensor]) -> List[bool]:
+        return [self.of(each) is not None for each in parameters]
 
     def read_norms(self, line: Line) -> bool:
         return False

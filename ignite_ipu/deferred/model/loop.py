@@ -55,8 +55,8 @@ class LoopGradients(Protocol):
     def of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
         """Return the gradient of a parameter as PyTorch has it now, if any."""
 
-    def shows(self, parameter: torch.Tensor) -> bool:
-        """Return whether there is one, without bringing anything to the host."""
+    def shows(self, parameters: Sequence[torch.Tensor]) -> List[bool]:
+        """Return whether there is one of each of some parameters, without bringing anything to the host."""
 
     def read_norms(self, line: Line) -> bool:
         """Have the host compute awaited norms of gradients, which are read at a line; returns whether it could."""
