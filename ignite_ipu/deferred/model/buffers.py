@@ -225,7 +225,7 @@ class BufferBook:
     def is_empty(self) -> bool:
         """True if no call waits for its update, or for results of others, and nothing has changed buffers of one."""
         kept = self.waiting or self.replays or self._overwritten or self._left or self.shared.are_written
-        return not (kept or (BOOKS and _others_wait(self)))
+        return not (kept or (len(BOOKS) and _others_wait(self)))
 
     def state_of(self, operations: Sequence[Operation]) -> Callable[[], None]:
         """Return a function that restores the entries of operations, for the case that their update is not made."""

@@ -104,22 +104,21 @@ class _Settings:
 
     Attributes:
         names: Names of the values in messages, in their order.
-        rows: For layers with the same settings, a reader of the tuple of a layer's values, and their attributes.
+        columns: A reader of each attribute, and the attributes of all layers that have it.
     """
 
     def __init__(self, settings: Iterable[Tuple[str, Dict[str, Any], Tuple[str, ...]]]) -> None:
-        alike: Dict[Tuple[str, ...], List[Tuple[str, Dict[str, Any]]]] = {}
+        having: Dict[str, List[Tuple[str, Dict[str, Any]]]] = {}
         for path, attributes, names in settings:
-            # A reader of one name would return no tuple.
-            alike.setdefault(names if len(names) > 1 else names * 2, []).append((path, attributes))
-        pairs = [(names, path) for names, each in alike.items() for path, _ in each]
-        self.names = [f"{path}.{name}" if path else name for names, path in pairs for name in names]
-        self._alike = [(names, [attributes for _, attributes in each]) for names, each in alike.items()]
-        self.rows = [(operator.itemgetter(*names), modules) for names, modules in self._alike]
+            for name in names:
+                having.setdefault(name, []).append((path, attributes))
+        self.names = [f"{path}.{name}" if path else name for name, each in having.items() for path, _ in each]
+        self._having = [(name, [attributes for _, attributes in each]) for name, each in having.items()]
+        self.columns = [(operator.itemgetter(name), layers) for name, layers in self._having]
 
     def incomplete(self) -> List[Any]:
         """Return the values where an attribute is gone, which has the value None."""
-        return [own.get(name) for names, modules in self._alike for own in modules for name in names]
+        return [own.get(name) for name, layers in self._having for own in layers]
 
 
 class _Values:
@@ -140,8 +139,8 @@ class _Values:
         """Return the values of this moment, comparable; the same list while nothing has changed."""
         found = [read() for read in self._reads] if self._reads else []
         try:
-            for read_row, layers in self._settings.rows:
-                found += chain.from_iterable(map(read_row, layers))
+            for read_each, layers in self._settings.columns:
+                found += map(read_each, layers)
         except KeyError:
             found = [*found[: len(self._reads)], *self._settings.incomplete()]
         same = len(found) == len(self.objects) and all(map(operator.is_, found, self.objects))
