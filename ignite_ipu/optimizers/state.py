@@ -75,9 +75,11 @@ def state_to_torch(
 
 
 def _unscaled(tensor: torch.Tensor, scaling: float, kind: torch.dtype, shares: bool) -> torch.Tensor:
-    is_ready = scaling == 1.0
-    own = tensor.detach().to(torch.promote_types(kind, torch.float32), copy=not (shares and is_ready))
-    return own if is_ready else own.div_(scaling)
+    wanted = torch.promote_types(kind, torch.float32)
+    if shares and scaling == 1.0:
+        return tensor.to(wanted)
+    own = tensor.detach().to(wanted, copy=True)
+    return own if scaling == 1.0 else own.div_(scaling)
 
 
 def state_from_torch(
