@@ -81,7 +81,7 @@ def fingerprints(values: Sequence[Any], everything: bool = False) -> Fingerprint
 
     Weights are read as they are on the host, without asking a device for newer ones.
     """
-    largest = math.inf if everything else WHOLE
+    largest, single, strided = math.inf if everything else WHOLE, torch.float32, torch.strided
     shapes: List[Optional[List[int]]] = []
     small: List[torch.Tensor] = [torch.empty(0)]  # so that a single tensor is copied, too
     others: Dict[int, int] = {}
@@ -90,7 +90,7 @@ def fingerprints(values: Sequence[Any], everything: bool = False) -> Fingerprint
     with torch.no_grad(), DisableTorchFunctionSubclass():
         classes = {type(value): _is_ordinary(value) for value in {type(value): value for value in values}.values()}
         for number, value in enumerate(values):
-            ordinary = classes[type(value)] and dtype_of(value) is torch.float32 and layout_of(value) is torch.strided
+            ordinary = classes[type(value)] and dtype_of(value) is single and layout_of(value) is strided
             if ordinary and is_on_cpu(value) and size_of(value) <= largest:
                 shapes.append([*shape_of(value)])
                 small.append(value)
@@ -146,18 +146,19 @@ def joined(values: Sequence[Optional[Fingerprint]], other: Mapping[str, Any]) ->
     return {**last, "shape": list(whole.shape), "values": whole} if list(whole.shape) == like["shape"] else None
 
 
-def leaves(value: Any, place: str = "", depth: int = 0) -> Iterator[Tuple[str, Any]]:
-    """Yield the tensors, numbers and texts in nested containers, each with the keys that lead to it."""
+def leaves(value: Any, place: str = "", depth: int = 0) -> List[Tuple[str, Any]]:
+    """Return the tensors, numbers and texts in nested containers, each with the keys that lead to it."""
     container = None if isinstance(value, _LEAVES) or depth > _DEPTH else opened(value)
     if container is None:
-        yield place, value
-        return
+        return [(place, value)]
+    found: List[Tuple[str, Any]] = []
     keys = container.keys or range(len(container.parts))
     for key, part in zip(keys, container.parts):
         if isinstance(part, _LEAVES):
-            yield f"{place}[{key!r}]", part
+            found.append((f"{place}[{key!r}]", part))
         else:
-            yield from leaves(part, f"{place}[{key!r}]", depth + 1)
+            found += leaves(part, f"{place}[{key!r}]", depth + 1)
+    return found
 
 
 def distance(native: Fingerprint, device: Fingerprint, tolerance: float, floor: float) -> Distance:

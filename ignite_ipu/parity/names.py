@@ -77,11 +77,8 @@ class ModelNames:
         inner = {id(child) for module in known for child in all_modules(module) if child is not module}
         roots = [module for module in known if id(module) not in inner]
         of = {id(parameter): root for root in reversed(roots) for parameter in named_tensors(root, PARAMETERS).values()}
-        found: List[nn.Module] = []
-        for parameter in order:
-            root = of.get(id(parameter))
-            if root is not None and all(each is not root for each in found):
-                found.append(root)
+        trained = [of[key] for key in map(id, order) if key in of]
+        found = list({id(root): root for root in trained}.values())
         for root in found:
             if root not in self._prefixes:
                 number = next(self._numbers)

@@ -1,4 +1,8 @@
-"""The cost of parity of scripts: two loops under a recorder, on the host and on the device, against the same alone."""
+"""The cost of parity of scripts: two loops under a recorder, on the host and on the device, against the same alone.
+
+The limit is the copies alone: after each update the newest weights and optimizer state are brought from the device, and
+those of either side are kept in one tensor each.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,15 @@ from typing import Callable, Iterator, List, Tuple
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ignite_ipu import ipu_prepare
+from ignite_ipu.optimizers.linked_optimizer import newest_state
+from ignite_ipu.optimizers.step_hooks import CallHook
 from ignite_ipu.parity.recorder import Recorder
+from ignite_ipu.session.weights.access import bring_newest
+from ignite_ipu.torch_names.lists import flatten_tensors
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 from tests.benchmarks.measures import Measure, ratio_of_fresh
 from tests.benchmarks.models import Batch, batches, perceptron, train_on, width_for
 
@@ -71,8 +81,19 @@ def whole_command() -> Measure:
     return Measure("ignite-ipu parity, 20 updates / the two runs", ratio, 1.3, both_sides=f"{each} s")
 
 
-def both(width: int, layers: int, data: List[Batch]) -> Tuple[Callable[[], None], Callable[[], None]]:
-    """Return a pass of a loop on the host and on the device under a recorder, and the same pass alone."""
+class Copies(CallHook):
+    """A hook that keeps the weights and the optimizer's state after each update."""
+
+    def of_call(self, optimizer: torch.optim.Optimizer, updates: int) -> None:
+        weights = [each for group in optimizer.param_groups for each in group["params"]]
+        bring_newest(weights[0])
+        states = [value for _, entries in newest_state(optimizer) for value in entries.values()]
+        with torch.no_grad(), DisableTorchFunctionSubclass():
+            self.kept = flatten_tensors(weights), flatten_tensors(states)
+
+
+def both(width: int, layers: int, data: List[Batch]) -> Tuple[Callable[[], None], ...]:
+    """Return a pass of a loop on the host and on the device under a recorder, the same pass alone, and with copies."""
     loops = [loop(width, layers, data, captured) for captured in (False, True)]
 
     def alone() -> None:
@@ -88,7 +109,14 @@ def both(width: int, layers: int, data: List[Batch]) -> Tuple[Callable[[], None]
             finally:
                 recorder.stop()
 
-    return recorded, alone
+    def copied() -> None:
+        hook = register_optimizer_step_post_hook(Copies())
+        try:
+            alone()
+        finally:
+            hook.remove()
+
+    return recorded, alone, copied
 
 
 def loop(width: int, layers: int, data: List[Batch], captured: bool) -> Callable[[], None]:
