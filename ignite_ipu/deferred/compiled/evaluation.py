@@ -14,7 +14,7 @@ from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.places import Places, execution_of, one_after_another
 from ignite_ipu.deferred.compiled.step import CalledStep
 from ignite_ipu.deferred.graph.modes_then import ModesThen
-from ignite_ipu.deferred.graph.structure import Structure, flatten, refuse_sparse
+from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, refuse_sparse
 from ignite_ipu.deferred.tensor.deferred_values import resolved
 from ignite_ipu.errors import CaptureError, RowsError, logger
 from ignite_ipu.poptorch_types import Options
@@ -67,6 +67,7 @@ class CapturedEvaluation:
         `grad` is whether the loop had gradients enabled at the call.
         """
         grad = grad and self._has_trained_encoder(model)
+        given = leaves_in((args, kwargs))
         args, kwargs = resolved((args, kwargs))
         if _draws_or_counts(model):
             return show(self.run_on_host(model, args, kwargs, current_line()))
@@ -87,7 +88,7 @@ class CapturedEvaluation:
                 larger = self._programs[key]
                 self._programs.move_to_end(key)
                 try:
-                    return self._filled_up(larger, tensors, show)
+                    return self._filled_up(larger, tensors, show, given)
                 except RowsError:  # the forward mixes the rows of a batch
                     self._row_wise[larger] = False
             for tensor in tensors:
@@ -110,7 +111,7 @@ class CapturedEvaluation:
             outputs = self._call(program, tensors)
         step = program.step
         assert isinstance(step, CalledStep)
-        return step.take(outputs, show)
+        return step.take(outputs, show, given)
 
     def run_on_host(self, model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], line: Line) -> Any:
         """Return the result of a call in training mode, made on the host.
@@ -194,7 +195,9 @@ class CapturedEvaluation:
         self._row_wise.pop(program, None)
         self._session.inference.drop(program)
 
-    def _filled_up(self, program: ModelProgram, tensors: List[torch.Tensor], show: Callable[[Any], Any]) -> Any:
+    def _filled_up(
+        self, program: ModelProgram, tensors: List[torch.Tensor], show: Callable[[Any], Any], given: Sequence[Any]
+    ) -> Any:
         step = program.step
         assert isinstance(step, CalledStep) and program.geometry is not None
         rows = program.geometry.global_batch_size
@@ -202,7 +205,7 @@ class CapturedEvaluation:
         outputs = self._session.inference.filling.checked(
             program, piece, valid, lambda batch: take_rows(list(self._call(program, batch)), valid, rows)
         )
-        return step.take(outputs, show)
+        return step.take(outputs, show, given)
 
     def _fits(self, program: ModelProgram, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether a batch can be filled up for a program: everything in it has one row per sample."""
@@ -226,7 +229,9 @@ class CapturedEvaluation:
             rows = tensors[0].shape[:1]
             same = all(tensor.shape[:1] == rows for tensor in (*tensors, *outputs))
             # Padding would count in the written values.
-            self._row_wise[program] = same and bool(rows) and not program.step.written.names
+            step = program.step
+            assert isinstance(step, CalledStep)
+            self._row_wise[program] = same and bool(rows) and not (step.written.names or step.returns_views)
             if self._row_wise[program]:
                 self._session.inference.filling.keep_sample(program, tensors)
         return outputs

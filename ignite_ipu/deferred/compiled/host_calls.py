@@ -20,6 +20,7 @@ from ignite_ipu.capabilities.transforms import COMPUTED_ONCE
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
 from ignite_ipu.deferred.graph.leaves import Shape
 from ignite_ipu.deferred.graph.operations import CallSignature
+from ignite_ipu.deferred.graph.returned import Returned, returned_in
 from ignite_ipu.deferred.graph.structure import (
     Structure,
     flatten,
@@ -53,7 +54,7 @@ from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.gradients import WordsRead
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.weights.tracker import Weights
-from ignite_ipu.torch_names.modules import BUFFERS, NormWithStatistics, all_parameters, pack_padded_sequence
+from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, NormWithStatistics, all_parameters, pack_padded_sequence
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of, version_of
 
 _LAYOUT: Any = torch.Tensor.layout.__get__  # type: ignore[attr-defined]
@@ -147,6 +148,7 @@ class HostCall(NamedTuple):
         left: Places where it stores tensors for other code; `results` then has its output, and the tensors in these
             places.
         with_gradients: Whether gradients flow through the tensors of `results` as in eager PyTorch.
+        returned: The tensors of the output that are parameters, buffers or arguments, or views, with their positions.
     """
 
     results: Any
@@ -155,6 +157,7 @@ class HostCall(NamedTuple):
     shared: FrozenSet[int]
     left: Sequence[Place]
     with_gradients: bool
+    returned: Sequence[Tuple[int, Returned]]
 
     def signature(self, structure: Structure, leaves: Sequence[Any], frozen: bool, training: bool) -> CallSignature:
         """Return the signature of such calls of a model that is `frozen` or not, `training` if any module of it is.
@@ -171,7 +174,7 @@ class HostCall(NamedTuple):
         shapes = [Shape.of(tensor, trains and flow, alias) for tensor, flow, alias in zip(tensors, flows, aliases)]
         evaluates = trains and not (training or self.writes or self.draws)
         given = (structure, grad, result, shapes, None, self.writes, self.draws)
-        return CallSignature(None, *given, left=self.left, evaluates=evaluates)
+        return CallSignature(None, *given, left=self.left, evaluates=evaluates, returned=self.returned)
 
 
 def called_on_host(
@@ -297,9 +300,12 @@ def called_on_host(
     owners = {path.rpartition(".")[0] for path in written}
     norms = {path for path in owners if isinstance(model.get_submodule(path), NormWithStatistics)}
     writes = [path for path in buffers if path in written or path.rpartition(".")[0] in norms]
+    output, with_gradients = results[0] if places or left_at else results, differentiated is not None
     with DisableTorchFunctionSubclass():
         shared = [memory_of(tensor) for tensor in (*copies, *buffers.values(), *all_parameters(model))]
-    return HostCall(results, writes, bool(drawn), frozenset(shared), places or left_at, differentiated is not None)
+        own = {**named_tensors(model, PARAMETERS), **buffers}
+        returned = returned_in(leaves_in(output), copies, own)
+    return HostCall(results, writes, bool(drawn), frozenset(shared), places or left_at, with_gradients, returned)
 
 
 def _was_written(buffer: torch.Tensor, before: torch.Tensor) -> bool:

@@ -26,8 +26,10 @@ from ignite_ipu import backend
 from ignite_ipu.deferred.compiled.host_calls import ForwardGuard, GivenArguments, HeldBuffers
 from ignite_ipu.deferred.compiled.update import CompiledUpdate
 from ignite_ipu.deferred.graph.operations import name_of
+from ignite_ipu.deferred.graph.returned import Returned, returned_in
 from ignite_ipu.deferred.graph.step_graph import result_of
 from ignite_ipu.deferred.graph.structure import Structure, flatten, is_flat, leaves_in, unflatten
+from ignite_ipu.deferred.tensor.returned_views import in_place_of_results
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.assigned_buffers import assignments_written
 from ignite_ipu.program.forward.eager import EAGER
@@ -37,6 +39,7 @@ from ignite_ipu.program.forward.left_behind import LeftBehind, Place, called_bes
 from ignite_ipu.program.guarded_trace import guarded
 from ignite_ipu.program.guards.python_state import named_by
 from ignite_ipu.program.step import BatchStep
+from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.tensors.strides import with_strides
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.program.written_buffers import WrittenBuffers
@@ -229,9 +232,14 @@ class _Computation:
 
 
 class _HostResults:
-    """The tensors that a call on the host has returned last, in size, strides and type; a device narrows 64 bits."""
+    """The tensors that a call on the host has returned last, in size, strides and type; a device narrows 64 bits.
+
+    Attributes:
+        returned: Those that are parameters, buffers or arguments, or views of them, with their positions.
+    """
 
     shapes: Sequence[Tuple[Tuple[int, ...], Tuple[int, ...], torch.dtype]] = ()
+    returned: Sequence[Tuple[int, Returned]] = ()
 
     def like(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Return the device's results in the types and the order in memory of the host's."""
@@ -283,9 +291,25 @@ class CalledStep(ReadyStep):
         self.written = _WrittenByCall((self._output, self._left), model, self.host_weights, returned=True)
         self._on_host = _HostResults()
 
-    def take(self, tensors: Sequence[torch.Tensor], show: Callable[[Any], Any]) -> Any:
-        """Return the output with the returned tensors, each by `show`, and store the tensors that a call stores."""
+    @property
+    def returns_views(self) -> bool:
+        """True if it returns views of arguments, which are of one number of rows."""
+        return any(own.is_argument and own.steps for _, own in self._on_host.returned)
+
+    def take(self, tensors: Sequence[torch.Tensor], show: Callable[[Any], Any], given: Sequence[Any]) -> Any:
+        """Return the output with the returned tensors, each by `show`, and store the tensors that a call stores.
+
+        What the model has itself, or was `given`, takes the place of a copy.
+        """
         output = show(unflatten(self._output[0], self._on_host.like(tensors)))
+        # A view of an argument that requires gradients stays a copy, which refuses a backward pass.
+        trained = [each.requires_grad for each in given]
+        returned = [(each, own) for each, own in self._on_host.returned if not (own.steps and own.is_one_of(trained))]
+        if returned:
+            results = leaves_in(output)
+            with torch.no_grad():
+                in_place_of_results(results, returned, self.model, given, current_line())
+            output = unflatten(self._output[0], results)
         if self._left:
             output, left = output
             put(self._left, left)
@@ -308,6 +332,8 @@ class CalledStep(ReadyStep):
             found = self.written.beside(tuple(tensors), self.model)
         if not backend.poptorch().isRunningOnIpu():
             self._on_host.shapes = [(tuple(tensor.shape), tensor.stride(), tensor.dtype) for tensor in tensors]
+            count = len(leaves_in(output[0])) if self._left else len(tensors)
+            self._on_host.returned = returned_in(tensors[:count], given, named_tensors(self.model), evaluates=True)
         if not tensors:
             raise CaptureError(
                 f"The model returned a {type(output).__qualname__} without tensors; nothing can come back."

@@ -28,6 +28,7 @@ import torch
 from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
 from ignite_ipu.deferred.graph.modes_then import ModesThen
 from ignite_ipu.deferred.graph.owners import Captured
+from ignite_ipu.deferred.graph.returned import Returned
 from ignite_ipu.deferred.graph.structure import LEAF, Structure, flatten, leaves_in, unflatten
 from ignite_ipu.errors import CaptureError, EarlyReadError
 from ignite_ipu.program.forward.left_behind import Place
@@ -186,6 +187,7 @@ class CallSignature:
         evaluates: Whether every module of the captured model is in evaluation mode, and the call draws and writes
             nothing: an inference program computes the same.
         went_backward: Whether gradients have flowed through such a call.
+        returned: The results that are parameters, buffers or arguments, or views of them, with their positions.
         aliases: Whether a part of the result may share memory with an argument.
         trains: Whether gradients flow through the call.
         chain: Returns the latest `Chain` of operations that ended with such a call; None if it is gone, or there is
@@ -204,6 +206,7 @@ class CallSignature:
     left: Sequence[Place] = ()
     evaluates: bool = False
     went_backward: bool = False
+    returned: Sequence[Tuple[int, Returned]] = ()
 
     def __post_init__(self) -> None:
         self.single = self.result is LEAF

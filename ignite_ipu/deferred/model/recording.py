@@ -12,10 +12,11 @@ from ignite_ipu.deferred.graph.modes_then import ModesThen
 from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures
-from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
+from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, unflatten
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.waiting import settle_sharing
 from ignite_ipu.deferred.tensor.deferred_values import as_leaf
+from ignite_ipu.deferred.tensor.returned_views import in_place_of_results
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, WeightView, deferred_results
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.left_behind import put
@@ -81,6 +82,10 @@ class RecordedCalls:
         results = deferred_results(operation)
         if signature.evaluates:
             loop.evaluations.record(operation)
+        if signature.returned:
+            found = leaves_in(results)
+            in_place_of_results(found, signature.returned, self._model.model, leaves_in((args, kwargs)), line)
+            results = unflatten(signature.result, found)
         if not signature.left:
             return results
         output, left = results
@@ -143,7 +148,12 @@ class RecordedCalls:
             args, kwargs = unflatten(structure, values)
             call_first(model, args, kwargs, loop.session)
         # As in the first call, an evaluation makes what it keeps without gradients.
-        differentiated = [leaf.shape.requires_grad for leaf in leaves] if grad and model.training else None
-        called = called_on_host(model, structure, values, loop.session.weights, name, differentiated=differentiated)
+        trained = [leaf.shape.requires_grad for leaf in leaves]
+        differentiated = trained if grad and model.training else None
+        given = (model, structure, values, loop.session.weights, name)
+        called = called_on_host(*given, differentiated=differentiated)
+        if grad and differentiated is None and any(own.steps and own.is_one_of(trained) for _, own in called.returned):
+            # Only with gradients it shows which views of these arguments are detached.
+            called = called._replace(returned=called_on_host(*given, differentiated=trained).returned)
         training = any(module.training for module in model.modules())
         return called.signature(structure, leaves, self._model.is_frozen, training)

@@ -1,0 +1,43 @@
+"""Results of calls that are parameters, buffers or arguments, or views of them, as the user gets them."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Sequence, Tuple
+
+import torch
+
+from ignite_ipu.deferred.graph.operations import Operation
+from ignite_ipu.deferred.graph.owners import parameter_of
+from ignite_ipu.deferred.graph.returned import Returned
+from ignite_ipu.deferred.graph.signatures import inferred_signature
+from ignite_ipu.deferred.graph.structure import flatten
+from ignite_ipu.deferred.tensor.inputs import input_of
+from ignite_ipu.deferred.tensor.tensor import deferred_results
+from ignite_ipu.program.tensors.raw import named_tensors
+from ignite_ipu.program.user_code import Line
+
+
+def in_place_of_results(
+    results: List[Any],
+    returned: Sequence[Tuple[int, Returned]],
+    model: torch.nn.Module,
+    given: Sequence[Any],
+    line: Line,
+) -> None:
+    """Put what a call of a model returns by itself in the place of a program's results; `given` are its arguments."""
+    named = named_tensors(model)
+    for position, own in returned:
+        tensor = given[own.source] if isinstance(own.source, int) else named[own.source]
+        for function, args in own.steps:
+            tensor = _called(function, tensor, args, line)
+        results[position] = tensor
+
+
+def _called(function: Callable[..., Any], tensor: Any, args: Tuple[Any, ...], line: Line) -> Any:
+    """Return a view, which is recorded if it is one of a captured model's weight: each use has the weight's values."""
+    if parameter_of(tensor) is None:
+        return function(tensor, *args)
+    structure = flatten(((tensor, *args), {}), [])
+    leaves = [input_of(tensor, line)]
+    signature = inferred_signature(function, structure, leaves, torch.is_grad_enabled(), line)
+    return deferred_results(Operation(signature, None, leaves, line))

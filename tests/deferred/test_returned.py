@@ -1,0 +1,211 @@
+"""A parameter, a buffer or an argument that a model returns is that object, and a view is one of it, as in PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributions import Normal
+
+from ignite_ipu import IPUConfig, ipu_prepare
+
+Loop = Callable[[nn.Module, torch.optim.Optimizer], List[Any]]
+X = torch.randn(6, 5, 4, generator=torch.Generator().manual_seed(0))
+Y = torch.tensor([0, 1, 2, 1, 0])
+every_update = pytest.mark.parametrize("update", ["auto", "device", "host"])
+
+
+class Net(nn.Module):
+    """Returns its scores, and what `also` takes of it and its argument."""
+
+    def __init__(self, also: Callable[[Any, torch.Tensor], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.also = nn.Linear(4, 3), also
+        self.calls: torch.Tensor
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("calls", torch.zeros(4))
+        self.register_buffer("table", torch.arange(12.0).view(3, 4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.calls += 1
+        return self.layer(x) * self.scale, self.also(self, x)
+
+
+def weights(net: Any, x: torch.Tensor) -> List[torch.Tensor]:
+    return [net.scale, net.calls, net.layer.weight, net.scale.detach(), net.layer.bias.data]
+
+
+def views(net: Any, x: torch.Tensor) -> List[torch.Tensor]:
+    weight, table = net.layer.weight, net.table
+    taken = [weight[0], weight[:, 1:3], weight.t(), weight[1:, ::2].t(), weight.view(-1), weight.view(2, 6)[1:]]
+    taken += [weight[2, 3], weight.unsqueeze(1).expand(3, 2, 4), weight.view(3, 2, 2).permute(1, 2, 0)[:, 0]]
+    return [*taken, net.calls[1:], table.t(), table[1:2].detach(), net.scale.expand(2, 2), net.layer.bias[1]]
+
+
+def seen(also: Callable[[Any, torch.Tensor], Any], loop: Loop, update: str) -> List[List[Any]]:
+    """Return the numbers that a loop sees, and the weights afterwards, in PyTorch and captured."""
+    found = []
+    for captured in (False, True):
+        net = Net(also)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
+        if captured:
+            ipu_prepare(net, optimizer, config=IPUConfig(update=update))
+        numbers = loop(net, optimizer)
+        found.append([torch.as_tensor(each).tolist() for each in (*numbers, *net.state_dict().values())])
+    return found
+
+
+def numbers_of(tensors: List[torch.Tensor]) -> List[List[float]]:
+    return [each.tolist() for each in tensors]
+
+
+def assert_equal(also: Callable[[Any, torch.Tensor], Any], loop: Loop, update: str) -> None:
+    eager, captured = seen(also, loop, update)
+    assert len(eager) == len(captured)
+    for mine, theirs in zip(captured, eager):
+        torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs))
+
+
+@every_update
+@pytest.mark.parametrize("also", [weights, views])
+def test_results_have_the_values_of_the_moment(also: Any, update: str) -> None:
+    def loop(net: nn.Module, optimizer: torch.optim.Optimizer) -> List[Any]:
+        found: List[Any] = []
+        kept: List[torch.Tensor] = []
+        for x in X:
+            optimizer.zero_grad()
+            scores, own = net(x)
+            loss = F.cross_entropy(scores, Y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            found += [loss.detach(), *numbers_of(own), *numbers_of(kept)]
+            kept = own
+        return found
+
+    assert_equal(also, loop, update)
+
+
+@every_update
+def test_gradients_flow_as_in_pytorch(update: str) -> None:
+    def also(net: Any, x: torch.Tensor) -> List[torch.Tensor]:
+        return [net.scale, net.layer.weight[0], net.layer.weight.t()[1:], net.scale.detach(), net.layer.bias.data[:2]]
+
+    def loop(net: nn.Module, optimizer: torch.optim.Optimizer) -> List[Any]:
+        found: List[Any] = []
+        for number, x in enumerate(X):
+            net.train(number < 3)
+            scores, own = net(x)
+            loss = F.cross_entropy(scores, Y) + sum(each.pow(2).sum() for each in own)
+            optimizer.zero_grad()
+            loss.backward()
+            found += [each.grad.tolist() for each in net.parameters() if each.grad is not None] if number == 4 else []
+            optimizer.step()
+            found.append(loss.detach())
+        return found
+
+    assert_equal(also, loop, update)
+
+
+@every_update
+def test_writes_into_results_are_writes_into_weights_and_arguments(update: str) -> None:
+    def also(net: Any, x: torch.Tensor) -> List[torch.Tensor]:
+        return [net.scale, net.layer.weight, net.calls, net.layer.weight[0], net.table[1:], x, x[:2]]
+
+    def loop(net: nn.Module, optimizer: torch.optim.Optimizer) -> List[Any]:
+        found: List[Any] = []
+        for x in X.clone():
+            optimizer.zero_grad()
+            scores, (scale, weight, calls, row, table, same, rows) = net(x)
+            loss = F.cross_entropy(scores, Y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            with torch.no_grad():
+                scale.mul_(0.9)
+                weight.clamp_(-0.3, 0.3)
+                row.add_(0.1)
+                calls.mul_(2)
+                table.sub_(1)
+                same.mul_(2)
+                rows.add_(1)
+            found += [loss.detach(), x.clone()]
+        return found
+
+    assert_equal(also, loop, update)
+
+
+@every_update
+def test_evaluations_return_what_the_model_has(update: str) -> None:
+    def loop(net: nn.Module, optimizer: torch.optim.Optimizer) -> List[Any]:
+        found: List[Any] = []
+        for x in X:
+            with torch.no_grad():
+                _, own = net.eval()(x)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net.train()(x)[0], Y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            found += [loss.detach(), *numbers_of(own)]
+            with torch.no_grad():
+                own[0].mul_(0.9)
+        return found
+
+    assert_equal(weights, loop, update)
+    assert_equal(views, loop, update)
+
+
+def test_results_are_the_objects_themselves() -> None:
+    def also(net: Any, x: torch.Tensor) -> Any:
+        return {"own": (net.scale, net.calls, x), "rows": x[1:]}
+
+    net = Net(also)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    ipu_prepare(net, optimizer)
+    for training in (True, False, True, False):
+        net.train(training)
+        with torch.set_grad_enabled(training):
+            for x in (X[0], X[1], X[2][:3]):
+                found = net(x)[1]
+                own = (net.scale, net.calls, x)
+                assert all(mine is theirs for mine, theirs in zip(found["own"], own))
+                assert found["rows"].data_ptr() == x[1:].data_ptr()
+                assert found["rows"].shape == x[1:].shape
+
+
+def test_an_argument_of_another_model_is_that_value() -> None:
+    losses = []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        first, second = nn.Linear(4, 4), Net(lambda net, x: (x, x[:, 1:]))
+        optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.5)
+        if captured:
+            ipu_prepare(first, second, optimizer)
+        for x in X:
+            optimizer.zero_grad()
+            hidden = first(x)
+            scores, (same, columns) = second(hidden)
+            assert same is hidden
+            loss = F.cross_entropy(scores, Y) + same.pow(2).mean() + columns.abs().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    torch.testing.assert_close(losses[:6], losses[6:])
+
+
+@every_update
+def test_a_distribution_with_a_parameter_trains_it(update: str) -> None:
+    def loop(net: nn.Module, optimizer: torch.optim.Optimizer) -> List[Any]:
+        found: List[Any] = []
+        for x in X:
+            optimizer.zero_grad()
+            scores, normal = net(x)
+            loss = F.cross_entropy(scores, Y) - normal.log_prob(x[:, :3]).mean() - 0.1 * normal.entropy().mean()
+            loss.backward()
+            optimizer.step()
+            found += [loss.detach(), normal.stddev.tolist()]
+        return found
+
+    assert_equal(lambda net, x: Normal(net.layer(x), net.scale), loop, update)
