@@ -202,6 +202,8 @@ def test_a_part_is_written_from_another_part() -> None:
 class Sharing(nn.Module):
     """Returns a tensor that shares memory with another."""
 
+    offset: torch.Tensor
+
     def __init__(self, what: str) -> None:
         super().__init__()
         self.linear = nn.Linear(6, 3)
@@ -210,20 +212,50 @@ class Sharing(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         scores = self.linear(x)
-        kept = {"scores": scores[:, 0], "input": x[:, 0], "buffer": self.offset, "nothing": scores.exp()}[self.what]
+        kept = {"scores": scores[:, 0], "input": x[:, 0], "buffer": self.offset[:, 0], "nothing": scores.exp()}[
+            self.what
+        ]
         return kept, scores
 
 
-@pytest.mark.parametrize(("what", "place"), [("scores", 0), ("scores", 1), ("input", 0), ("buffer", 0)])
-def test_outputs_that_share_memory_are_left_alone(what: str, place: int) -> None:
-    """In PyTorch another output, the argument or the buffer has the new values, too."""
-    model = Sharing(what)
+@pytest.mark.parametrize("place", [0, 1])
+def test_outputs_that_share_memory_are_left_alone(place: int) -> None:
+    """In PyTorch another output has the new values, too."""
+    model = Sharing("scores")
     capture_model(model)
     outputs = model(X)
     with pytest.raises(CaptureError, match="shares memory with another tensor"):
         outputs[place][0] = 1.0
     with pytest.raises(CaptureError, match="shares memory with another tensor"):
         outputs[place].mul_(2)
+
+
+@pytest.mark.parametrize("what", ["input", "buffer"])
+def test_outputs_with_the_memory_of_an_argument_or_a_buffer_are_written_there(what: str) -> None:
+    """Both are the caller's, and have the new values as in PyTorch."""
+    found = []
+    for captured in (False, True):
+        model, x = Sharing(what), X.clone()
+        if captured:
+            capture_model(model)
+        kept, _ = model(x)
+        kept[0] = 1.0
+        kept.mul_(2)
+        found.append([x, kept.detach(), model.offset.clone()])
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_an_argument_that_is_written_through_an_output_is_refused_in_the_update() -> None:
+    """PyTorch refuses to compute gradients from it, too."""
+    model = Sharing("input")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    capture_model(model)
+    capture_optimizer(optimizer)
+    kept, scores = model(X.clone())
+    kept.mul_(2)
+    scores.pow(2).mean().backward()
+    with pytest.raises(CaptureError, match=r"changed in place afterwards"):
+        optimizer.step()
 
 
 def test_outputs_of_their_own_are_written_into() -> None:
