@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, Callable, Dict, Hashable, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from ignite_ipu.deferred.compiled.step import CalledStep
 from ignite_ipu.deferred.graph.modes_then import ModesThen
 from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, refuse_sparse
 from ignite_ipu.deferred.tensor.deferred_values import resolved
-from ignite_ipu.errors import CaptureError, RowsError, logger
+from ignite_ipu.errors import CaptureError, IPUError, RowsError, logger
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.eager import EAGER
@@ -61,10 +61,12 @@ class CapturedEvaluation:
         model: nn.Module,
         show: Callable[[Any], Any] = lambda output: output,
         grad: bool = False,
+        failed: Optional[Dict[str, torch.Tensor]] = None,
     ) -> Any:
         """Return the output of the model or of a part of it, on the host; the user gets the result of `show` for it.
 
-        `grad` is whether the loop had gradients enabled at the call.
+        `grad` is whether the loop had gradients enabled at the call. If the model's code raises an error, `failed` gets
+        the buffers that it has written until then.
         """
         grad = grad and self._has_trained_encoder(model)
         given = leaves_in((args, kwargs))
@@ -93,11 +95,17 @@ class CapturedEvaluation:
                     self._row_wise[larger] = False
             for tensor in tensors:
                 refuse_sparse(tensor, current_line())
-            grows = call_first(model, args, kwargs, self._session)
+            grows = call_first(model, args, kwargs, self._session, failed)
             kind = self._kind(model, structure, shapes, grad)
             program = self._new(model, structure, tensors, grows, grad)
             self._programs[kind, shapes] = program
-            outputs = self._call(program, tensors)
+            try:
+                outputs = self._call(program, tensors)
+            except IPUError:
+                raise
+            except Exception:  # of the model's code: the next call is a first one, too
+                self._destroy((kind, shapes))
+                raise
             compiled = program.compiled
             if compiled is not None and compiled.trace.varying:
                 self._destroy((kind, shapes))
@@ -106,6 +114,8 @@ class CapturedEvaluation:
             del self._programs[kind, shapes]
             kind = self._kind(model, structure, shapes, grad)
             self._programs[kind, shapes] = program
+            if failed:  # in a first call of which the device makes more than the host
+                failed.clear()
         else:
             self._programs.move_to_end((kind, shapes))
             outputs = self._call(program, tensors)
@@ -128,10 +138,11 @@ class CapturedEvaluation:
                 line,
             )
         weights.to_host()
-        with EAGER, without_generation_cache(model), torch.no_grad(), DisableTorchFunctionSubclass():
-            output = model(*args, **kwargs)
-        weights.host_changed()
-        return output
+        try:
+            with EAGER, without_generation_cache(model), torch.no_grad(), DisableTorchFunctionSubclass():
+                return model(*args, **kwargs)
+        finally:
+            weights.host_changed()
 
     def _kind(self, model: nn.Module, structure: Structure, shapes: Sequence[Tuple[Any, Any]], grad: bool) -> Hashable:
         """Return the dependencies of a program besides the number of rows, in a comparable form."""

@@ -31,7 +31,7 @@ from ignite_ipu.deferred.graph.structure import (
     refuse_sparse,
     unflatten,
 )
-from ignite_ipu.errors import CaptureError, SessionError, listed
+from ignite_ipu.errors import CaptureError, IPUError, SessionError, listed
 from ignite_ipu.program.forward.assigned_buffers import Assignments, is_assignment
 from ignite_ipu.program.forward.dependence import DeviceDrawsUndone
 from ignite_ipu.program.forward.eager import EAGER
@@ -185,11 +185,13 @@ def called_on_host(
     name: str,
     places: Optional[Sequence[Place]] = None,
     differentiated: Optional[Sequence[bool]] = None,
+    failed: Optional[Dict[str, torch.Tensor]] = None,
 ) -> HostCall:
     """Call a model on the host, without a trace in its weights, its buffers, its arguments or randomness.
 
     `places` are the known places where it stores tensors for other code. With `differentiated`, the call is made with
-    gradients enabled, which flow to the weights and to those of the arguments.
+    gradients enabled, which flow to the weights and to those of the arguments. If the model's code raises an error,
+    `failed` gets the buffers that it has written until then.
 
     Raises a `CaptureError` if its code changes Python values or its arguments in every call, which a compiled program
     would not do, or replaces buffers by other tensors. Raises a `SessionError` if it writes into weights, a
@@ -271,9 +273,17 @@ def called_on_host(
     with EAGER, without_generation_cache(model), torch.no_grad():
         called, kept = Retrace(call_once, lambda: PythonState(model), drawn_from), ModuleAttributes(model)
         state = PythonState(model, named=named)
-        changed = called.begin(state, everywhere=True)
-        if grows:
+        try:
             changed = called.begin(state, everywhere=True)
+            if grows:
+                changed = called.begin(state, everywhere=True)
+        except IPUError:
+            raise
+        except Exception:
+            if failed is not None:
+                failed.clear()
+                failed.update(_changed(before, left_there))
+            raise
     results = (called.result, left) if left_at else called.result  # of `called_beside`, for known places
     # Attributes that forward stores for other code. The ones that it reads itself, such as a table by length, stay as
     # in eager PyTorch.
@@ -311,6 +321,16 @@ def called_on_host(
 def _was_written(buffer: torch.Tensor, before: torch.Tensor) -> bool:
     # PyTorch counts the writes to a tensor, but not those of batch normalisation to its statistics.
     return bool(version_of(buffer)) or not torch.allclose(buffer, before, rtol=0, atol=0, equal_nan=True)
+
+
+def _changed(before: Dict[str, torch.Tensor], after: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+    """Return the present values of buffers that have others than before."""
+    found: Dict[str, torch.Tensor] = {}
+    for path, then in before.items():
+        now = plain(after[path])
+        if now.shape == then.shape and now.dtype == then.dtype and not torch.equal(now, then):
+            found[path] = now.clone()
+    return found
 
 
 class _MadeBuffers:
@@ -353,17 +373,24 @@ class _MadeBuffers:
             handle.remove()
 
 
-def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], session: IPUSession) -> bool:
+def call_first(
+    model: nn.Module,
+    args: Tuple[Any, ...],
+    kwargs: Dict[str, Any],
+    session: IPUSession,
+    failed: Optional[Dict[str, torch.Tensor]] = None,
+) -> bool:
     """Call a model on the host, which leaves tensors that it is given, its buffers and random numbers as they are.
 
     Before anything is trained it may make weights and buffers, for which random numbers are drawn as in eager PyTorch,
     and set some by the first batch. A `ReplacedError` where it has made some of which the session does not know, a
-    `SessionError` as of `set_once`. Returns whether each call adds to lists.
+    `SessionError` as of `set_once`. Returns whether each call adds to lists. `failed` as for `called_on_host`.
     """
     session.weights.to_host()
     before, held = named_tensors(model), HeldBuffers(model)
     lazy = [each for each in before.values() if is_lazy(each)]
-    buffers = [(plain(each), plain(each).clone()) for each in model.buffers() if not is_lazy(each)]
+    buffers = {path: plain(each) for path, each in model.named_buffers() if not is_lazy(each)}
+    values_before = {path: each.clone() for path, each in buffers.items()}
     state = host_random_state()
     args, kwargs = mapped((args, kwargs), torch.Tensor.clone)
     made_buffers = _MadeBuffers(model)
@@ -404,11 +431,19 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
                         grows = again.grows
         except SessionError:  # an IPUError may be a RuntimeError
             raise
-        except RuntimeError:
-            pass  # the host lacks operators in half precision that a device has; other errors come again in the trace
+        except Exception as error:
+            if failed is not None and not isinstance(error, IPUError):
+                failed.clear()
+                failed.update(_changed(values_before, buffers))
+            # The host lacks operators in half precision that a device has; other such errors come again in the trace.
+            if not isinstance(error, RuntimeError):
+                for path, values in values_before.items():
+                    buffers[path].copy_(values)
+                raise
         if grows:
             behind.shrink()
-        for buffer, values in (*buffers, *made_buffers.found):
+        pairs = [(buffers[path], values) for path, values in values_before.items()]
+        for buffer, values in (*pairs, *made_buffers.found):
             if not torch.equal(buffer, values):
                 buffer.copy_(values)
         found.put(model)

@@ -66,7 +66,8 @@ class BufferBook:
         self.replays: Dict[int, Replay] = {}
         self.shared = SharedBuffers(self.waiting, self.replays)
         self._taken: Dict[int, Replay] = {}  # replays of the last update's calls, which it began without
-        self._left: Dict[int, Tuple[Operation, Replay]] = {}  # replayed calls that the next update leaves out
+        # Calls on the host that the next update leaves out: replayed ones, and those that raised an error.
+        self._left: Dict[int, Tuple[Operation, Replay]] = {}
         # By `id`, buffers that evaluations have written since the last update: previous contents, and time of the
         # write.
         self._overwritten: Dict[int, _Overwritten] = {}
@@ -194,7 +195,7 @@ class BufferBook:
         others = [*operations, *left]
         apart = [*left, *[call for call in later if call.number in self.replays or not may_wait(call, others)]]
         ahead = [*operations, *[call for call in later if call not in apart]]
-        together = any(comes_between(call, ahead) for call in apart)
+        together = any(comes_between(call, ahead) for call in (*apart, *[call for call, _ in self._left.values()]))
         settled = [call for call in pending if together or call in apart]
         problem = self.settle(settled)
         if problem is not None:
@@ -350,8 +351,10 @@ class BufferBook:
         """Return the calls that have not been replayed, in their order; replays that no update awaits are settled."""
         for number in list(self.replays):
             if not is_awaited(self.waiting[number]):
-                self.shared.note([self.waiting[number]])
-                self.waiting.pop(number).settle(self.replays.pop(number).results)
+                call, replay = self.waiting.pop(number), self.replays.pop(number)
+                self.shared.note([call])
+                _leave(self, call, replay)
+                call.settle(replay.results)
         return [call for number, call in sorted(self.waiting.items()) if number not in self.replays]
 
     def settle(
@@ -384,9 +387,10 @@ class BufferBook:
                 if is_awaited(call):
                     self.replays[call.number] = replay
                 else:
+                    del self.waiting[call.number]
+                    _leave(self, call, replay)
                     call.settle(replay.results)
                     self.shared.note([call])
-                    del self.waiting[call.number]
                 if not older:
                     self.weights.host_changed()
                     self._edits.ignore()
@@ -407,6 +411,14 @@ def restored_if_refused(book: BufferBook, operations: Sequence[Operation]) -> It
         raise
 
 
+def note_made_on_host(book: BufferBook, call: Operation, before: Dict[str, torch.Tensor]) -> None:
+    """Note a call that was made on the host alone, and has written buffers there, with their values from before."""
+    book.weights.host_changed()
+    book._edits.ignore()
+    book.shared.note([call])
+    _leave(book, call, Replay(before, []))
+
+
 def nothing(operation: Operation) -> bool:
     """Return that an update which gives gradients alone changes no weights that an operation computes with."""
     return False
@@ -416,6 +428,12 @@ def _borrows(book: BufferBook, call: Operation) -> bool:
     """Return whether a call of a book gets results of models trained apart, other than by one that waits already."""
     found = reached([call], lambda each: () if each.number in book.waiting else unknown_arguments(each))
     return any(each.model is not None and _book_of(each) is not book for each in found)
+
+
+def _leave(book: BufferBook, call: Operation, replay: Replay) -> None:
+    """Keep a call that no update makes, while others wait from before it: it may be between those of an update."""
+    if any(number < call.number for number in book.waiting):
+        book._left[call.number] = call, replay
 
 
 def _others_wait(book: BufferBook) -> bool:

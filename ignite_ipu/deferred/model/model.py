@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union, cast
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union, cast
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from ignite_ipu.capabilities.gradients import GRADIENTS_ON_THE_HOST
 from ignite_ipu.deferred.compiled.host_calls import called_on_host
 from ignite_ipu.deferred.compiled.modes import ReplacedError
 from ignite_ipu.deferred.events import OBSERVERS
-from ignite_ipu.deferred.graph.operations import Operation, Value, shown_input
+from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value, shown_input
 from ignite_ipu.deferred.graph.owners import (
     OPTIMIZERS,
     WATCH,
@@ -29,18 +29,19 @@ from ignite_ipu.deferred.graph.owners import (
     own,
     parameter_of,
 )
-from ignite_ipu.deferred.graph.structure import leaves_in, unflatten
+from ignite_ipu.deferred.graph.structure import flatten, leaves_in, unflatten
+from ignite_ipu.deferred.model.buffers import note_made_on_host
 from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.loop import Loop, Setup
 from ignite_ipu.deferred.model.recording import RecordedCalls
-from ignite_ipu.deferred.tensor.deferred_values import all_values, deferred_values
+from ignite_ipu.deferred.tensor.deferred_values import all_values, deferred_values, resolved
 from ignite_ipu.deferred.tensor.reads import awaits_backward, not_frozen
 from ignite_ipu.deferred.tensor.without_graph import without_graph
-from ignite_ipu.errors import CaptureError
+from ignite_ipu.errors import CaptureError, IPUError
 from ignite_ipu.program.forward.left_behind import put
 from ignite_ipu.program.module_state import NEVER
 from ignite_ipu.program.module_tables import CHANGES
-from ignite_ipu.program.tensors.raw import named_tensors, requires_grad
+from ignite_ipu.program.tensors.raw import named_tensors, plain, requires_grad
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.torch_names.modules import all_parameters
@@ -64,7 +65,9 @@ class CapturedModel:
         self.path = ""
         self.loop: Loop
         self.tables = NEVER
-        self._calls = RecordedCalls(self)
+        # By name, buffers that a call has written in which the model's code raised an error.
+        self._failed: Dict[str, torch.Tensor] = {}
+        self._calls = RecordedCalls(self, self._failed)
         self._tensors: Dict[str, torch.Tensor] = {}
         (Loop(model, [model], setup) if loop is None else loop).adopt(self)
 
@@ -116,10 +119,44 @@ class CapturedModel:
             if others:
                 self.loop.setup.join([*others, self], current_line())
             result = answer(args, kwargs)
+        except IPUError:
+            self._failed.clear()
+            raise
+        except Exception:
+            if self._failed:
+                self._write_failed(answer, args, kwargs)
+            raise
         if OBSERVERS and not records:
             for observer in OBSERVERS:
                 observer.evaluated(self.model, result)
         return result
+
+    def _write_failed(self, answer: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        """Write the buffers that PyTorch has written in a call when the model's code raises an error, by an `answer`.
+
+        The values are those of a call on the host. It is made anew if it began with buffers that calls before it have
+        yet to write, or with arguments that are not known.
+
+        Raises:
+            EarlyReadError: The host cannot compute these.
+        """
+        unknown, buffers = deferred_values((args, kwargs)), self.loop.buffers
+        if unknown or not buffers.is_settled:
+            self._failed.clear()
+            args, kwargs = resolved((args, kwargs), "an argument")
+            buffers.before_read()
+            with contextlib.suppress(Exception):
+                answer(args, kwargs)
+        tensors = named_tensors(self.model)
+        written = {name: (plain(tensors[name]), values) for name, values in self._failed.items()}
+        self._failed.clear()
+        self.session.weights.to_host()
+        before = {name: tensor.clone() for name, (tensor, _) in written.items()}
+        for tensor, values in written.values():
+            tensor.copy_(values)
+        structure = flatten((), [])
+        signature = CallSignature(None, structure, False, structure, (), writes=list(written))
+        note_made_on_host(buffers, Operation(signature, self, (), current_line()), before)
 
     def _evaluated(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Return the result of a call without gradients or in evaluation mode, recorded if weights may be trained."""
@@ -130,9 +167,9 @@ class CapturedModel:
                 loop.setup.observer.called(self, recorded=False)
                 loop.session.hooks.follower.check_evaluation()
                 if not grad:
-                    return loop.evaluation.run(args, kwargs, self.model)
+                    return loop.evaluation.run(args, kwargs, self.model, failed=self._failed)
                 show = functools.partial(self._shown, (args, kwargs))
-                return loop.evaluation.run(args, kwargs, self.model, show, grad)
+                return loop.evaluation.run(args, kwargs, self.model, show, grad, self._failed)
             if not (grad or self.is_frozen):
                 raise not_frozen(self)
         return self._calls.record(args, kwargs)

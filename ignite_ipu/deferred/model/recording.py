@@ -18,7 +18,7 @@ from ignite_ipu.deferred.model.waiting import settle_sharing
 from ignite_ipu.deferred.tensor.deferred_values import as_leaf
 from ignite_ipu.deferred.tensor.returned_views import in_place_of_results
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, WeightView, deferred_results
-from ignite_ipu.errors import CaptureError
+from ignite_ipu.errors import CaptureError, IPUError
 from ignite_ipu.program.forward.left_behind import put
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.modules import all_parameters
@@ -37,10 +37,15 @@ class RecordedCalls:
 
     The first call of a kind shows the results and writes of all. Kinds differ in the arguments, the modes of the model,
     and whether gradients are enabled.
+
+    Args:
+        model: The captured model.
+        failed: Gets the buffers that a call has written in which the model's code raises an error.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, failed: Dict[str, torch.Tensor]) -> None:
         self._model = model
+        self._failed = failed
         self._is_set_up = False
         self._is_composed = False  # of weights that another loop trains, too
         # Beginning with the one that was used last.
@@ -143,15 +148,22 @@ class RecordedCalls:
             torch.zeros(leaf.shape.size, dtype=leaf.shape.dtype) if isinstance(leaf, Value) else leaf.tensor
             for leaf in leaves
         ]
-        if not self._is_set_up:
-            self._is_set_up = True
-            args, kwargs = unflatten(structure, values)
-            call_first(model, args, kwargs, loop.session)
+        was_set_up, self._is_set_up = self._is_set_up, True
         # As in the first call, an evaluation makes what it keeps without gradients.
         trained = [leaf.shape.requires_grad for leaf in leaves]
         differentiated = trained if grad and model.training else None
         given = (model, structure, values, loop.session.weights, name)
-        called = called_on_host(*given, differentiated=differentiated)
+        try:
+            if not was_set_up:
+                args, kwargs = unflatten(structure, values)
+                call_first(model, args, kwargs, loop.session, self._failed)
+            called = called_on_host(*given, differentiated=differentiated, failed=self._failed)
+        except IPUError:
+            raise
+        except Exception:
+            self._is_set_up = was_set_up
+            raise
+        self._failed.clear()
         if grad and differentiated is None and any(own.steps and own.is_one_of(trained) for _, own in called.returned):
             # Only with gradients it shows which views of these arguments are detached.
             called = called._replace(returned=called_on_host(*given, differentiated=trained).returned)
