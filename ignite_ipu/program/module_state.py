@@ -38,9 +38,9 @@ def _set_modes(modules: Sequence[nn.Module], modes: Sequence[bool]) -> None:
 
 
 class RegistrationObserver(Protocol):
-    """Object that acts before a module gets another tensor or module."""
+    """Object that acts before a module gets another tensor or module, and may return one to put in its place."""
 
-    def before_registration(self, module: nn.Module, given: Any) -> None: ...
+    def before_registration(self, module: nn.Module, given: Any) -> Any: ...
 
 
 class _Registrations:
@@ -66,10 +66,13 @@ class _Registrations:
         self.follow()
         self.observers.add(observer)
 
-    def _note(self, module: nn.Module, name: str, given: Any) -> None:
+    def _note(self, module: nn.Module, name: str, given: Any) -> Any:
+        other = None
         for observer in list(self.observers):
-            observer.before_registration(module, given)
+            found = observer.before_registration(module, given)
+            other = found if found is not None else other
         self.count += given is not None
+        return other
 
 
 REGISTRATIONS = _Registrations()

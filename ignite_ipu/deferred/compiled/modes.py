@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred.graph.modes_then import ModesThen
+from ignite_ipu.deferred.graph.owners import CODES
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.guards.python_state import PythonState, is_training
@@ -48,6 +49,11 @@ class Modes:
         self._then: Optional[ModesThen] = None
         self._moments: List[ModesThen] = []  # beginning with the newest
         self._seen: Tuple[Any, ...] = ()
+        CODES.add(self)
+
+    def reads(self, tensor: torch.Tensor) -> bool:
+        """Return whether the model's code reads a tensor, an attribute or a variable, by the last look."""
+        return self._state is not None and any(each is tensor for each in self._state.values.objects)
 
     def now(self) -> ModesThen:
         state, then = self._state, self._then

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from ignite_ipu.program.tensors.raw import named_tensors
+from ignite_ipu.program.tensors.sharing import address_of
 from ignite_ipu.program.user_code import Line
 from ignite_ipu.torch_names.modules import all_parameters
-from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, base_of, sharers_of
 
 
 class LoopReads(Protocol):
@@ -22,6 +23,7 @@ class LoopReads(Protocol):
     def known(self, operations: Sequence[Any]) -> Mapping[Any, List[torch.Tensor]]: ...
     def check_unwritten(self, operations: Sequence[Any]) -> None: ...
     def check_weights(self) -> None: ...
+    def before_write(self, tensors: Sequence[torch.Tensor], is_counted: bool) -> None: ...
     def weights_then(self, operation: Any) -> Optional[Sequence[Tuple[torch.Tensor, Any]]]: ...
     def show_weights(self, operations: Sequence[Any]) -> None: ...
     def settle_before(self, operation: Any, line: Line) -> None: ...
@@ -72,6 +74,16 @@ WATCH = "_ignite_ipu_watch"
 """The attribute of an optimizer that holds what has functions of its parameters recorded."""
 
 
+class ModelCode(Protocol):
+    """The code of a captured model, `Modes`, as recorded operations see it."""
+
+    def reads(self, tensor: torch.Tensor) -> bool: ...
+
+
+CODES: weakref.WeakSet[ModelCode] = weakref.WeakSet()
+"""The code of all captured models."""
+
+
 def own(model: Captured, tensors: Mapping[str, torch.Tensor]) -> None:
     """Let a captured model own tensors, by their names, as long as it lives; of tied ones the first name counts."""
     reference = weakref.ref(model)
@@ -102,6 +114,27 @@ def owned_tensors() -> Iterator[Tuple[Captured, str, torch.Tensor]]:
     for model in models.values():
         for name, tensor in named_tensors(model.model).items():
             yield model, name, tensor
+
+
+def captured_at(tensor: torch.Tensor) -> Dict[CapturedLoop, List[torch.Tensor]]:
+    """Return the loops whose weights or buffers have the memory of a tensor, as `parameter.data`, each with these."""
+    found: Dict[CapturedLoop, List[torch.Tensor]] = {}
+    base = base_of(tensor)
+    known = [tensor] if base is None else [tensor, base]
+    if sharers_of(tensor) == len(known) and not any(map(parameter_of, known)):
+        return found
+    place = address_of(tensor)
+    for model, _, each in owned_tensors() if place else ():
+        if address_of(each) == place:
+            found.setdefault(model.loop, []).append(each)
+    return found
+
+
+def is_read_by_code(tensor: torch.Tensor) -> bool:
+    """Return whether the code of a captured model reads a tensor that is none of its weights or buffers."""
+    base = base_of(tensor)
+    known = [tensor] if base is None else [tensor, base]
+    return any(code.reads(each) for code in list(CODES) for each in known)
 
 
 def _forget(keys: List[int], reference: weakref.ref[Captured]) -> None:

@@ -77,7 +77,8 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
             if not loop.buffers.is_empty:
                 loop.buffers.before_update(chosen, loop, None if update.makes_all else update.turn.reach.uses)
             _refuse_replayed(loop.buffers, operations)
-            back = TakenBack.of(loop.session, optimizer, link)
+            with update.being_made():
+                back = TakenBack.of(loop.session, optimizer, link)
         operands = [(each, each.leaves) for loss in losses for each in loss.operations if not each.done]
         made = update.run(pending, update.gradients.entries)
     except (CaptureError, OptimizerError):
@@ -86,6 +87,7 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
         raise
     back = back if made else None
     early = EarlyUpdate(current_line(), bool(losses), back, stepped, loop.updates.leave_device, list(made.values()))
+    early.edits = loop.session.weights.detector.edits
     update.early = early
     for operation, leaves in operands:
         if not operation.live:  # until then, gradients may flow through it from another loss than the expected one

@@ -14,6 +14,7 @@ from ignite_ipu.deferred.model.host_updates import HostUpdates
 from ignite_ipu.deferred.model.joined import join, joined_by_optimizers
 from ignite_ipu.deferred.model.loop import Loop, Setup, Updates
 from ignite_ipu.deferred.model.model import CapturedModel, owner_of
+from ignite_ipu.deferred.tensor.stored_values import follow_stored
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
@@ -45,6 +46,7 @@ def capture_model(
         owners = {owner for owner in owners if owner.loop is not part}
     part_of = next((owner.loop for owner in owners if _is_within(model, owner.model)), None)
     setup = setup_of(config, postponed, clip_remedy, observer)
+    follow_stored()
     capture = CapturedModel(model, setup, part_of)
     observer.captured(capture)
     model.__dict__[CAPTURE] = capture

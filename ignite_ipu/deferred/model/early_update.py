@@ -30,6 +30,7 @@ class EarlyUpdate:
         made: The losses of the update as they were, if they are kept.
         awaited: Whether it ran even before `backward()`, which is still to come.
         live: Operations of losses that have yet to go backward. PyTorch has their graph until then.
+        edits: How often the weights were found to be written by then.
     """
 
     line: Line
@@ -39,6 +40,7 @@ class EarlyUpdate:
     leave: Callable[[str], None] = _stay
     made: Sequence[Made] = ()
     live: List[Operation] = dataclasses.field(default_factory=list)
+    edits: int = 0
 
     def check_confirmed(self) -> None:
         """Refuse to go on without the `backward()` that the update ran ahead of."""
@@ -63,6 +65,15 @@ class EarlyUpdate:
         self.awaited = False
         if not retained:
             finish_all(self.live)
+
+    def check_unwritten(self, edits: int) -> None:
+        """Refuse to go on if the weights were written since, by how often that was found."""
+        if edits != self.edits:
+            raise self.error(
+                "weights were written before that step, through memory of theirs that was handed out before the read "
+                "(parameter.data, a view, an array). PyTorch writes into the previous weights. Read the value before "
+                "that memory is taken, or after optimizer.step()."
+            )
 
     @property
     def can_be_taken_back(self) -> bool:

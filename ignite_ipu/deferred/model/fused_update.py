@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
-from typing import AbstractSet, Callable, FrozenSet, List, Mapping, Optional, Sequence
+from typing import AbstractSet, Callable, FrozenSet, Iterator, List, Mapping, Optional, Sequence
 
 import torch
 
@@ -124,7 +125,10 @@ class FusedUpdate:
         held: The parameters that it holds.
         shown: How many losses the gradients that the host has computed are of.
         early: The update that ran before its `optimizer.step()`, until that comes.
+        is_being_made: Whether the update is being made, so that none can run for a read of a value.
     """
+
+    is_being_made = False
 
     def __init__(self, books: Books) -> None:
         self.books = books
@@ -211,6 +215,8 @@ class FusedUpdate:
         """Make the update of the losses that went backward; raises a CaptureError if a fused update cannot."""
         if self.early is not None:
             self.early.check_confirmed()
+            self.loop.edits.look()
+            self.early.check_unwritten(self.loop.session.weights.detector.edits)
             link = self.training.link
             if link is not None and link.changes():
                 raise self.early.error(
@@ -354,16 +360,22 @@ class FusedUpdate:
             buffers.before_update(chosen, loop, None if self.makes_all else self.turn.reach.uses)
         done = [each.done for each in operations]
         try:
-            if in_update is None:
+            with self.being_made(), contextlib.nullcontext() if in_update is None else in_update:
                 made = self._run(losses, chosen)
-            else:
-                with in_update:
-                    made = self._run(losses, chosen)
         except BaseException as error:
             self.fail(losses, error, done, operations, restore)
             raise
         self.turn.note_step()
         return made
+
+    @contextlib.contextmanager
+    def being_made(self) -> Iterator[None]:
+        """Context in which the update is made."""
+        before, self.is_being_made = self.is_being_made, True
+        try:
+            yield
+        finally:
+            self.is_being_made = before
 
     def fail(
         self,

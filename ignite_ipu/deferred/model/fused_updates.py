@@ -175,6 +175,12 @@ class FusedUpdates:
 
     def read(self, value: Value, operations: Sequence[Operation]) -> Optional[Callable[[], None]]:
         updates = self.books.updates
+        if any(update.is_being_made for update in updates):
+            raise CaptureError(
+                f"The update at {current_line()} reads a value that comes with it: a hyper-parameter of the optimizer, "
+                "such as a learning rate, is computed from its loss or outputs. An update on the device has its "
+                "hyper-parameters before. Compute them from values of the update before."
+            )
         calls = [each for each in operations if each.model is not None]
         if self.may_leave and any(update.is_ahead_of(calls) for update in updates):
             self.leave_device(f"A value is read at {current_line()} before an update that has run for another one.")

@@ -72,6 +72,20 @@ class HostReads:
         self._loop.session.hooks.check_shown()
         self._loop.edits.look()
 
+    def before_write(self, tensors: Sequence[torch.Tensor], is_counted: bool) -> None:
+        """Bring the newest values of weights or buffers, which are about to be written after a read of values.
+
+        PyTorch counts the write, or not, as through `parameter.data`.
+        """
+        loop = self._loop
+        self.check_weights()  # the read may have run the update
+        if is_counted:
+            loop.note_write(tensors)
+            loop.edits.before_write(tensors)
+        else:
+            loop.session.weights.to_host()
+            loop.session.weights.detector.keep(tensors)
+
     def check_unwritten(self, operations: Sequence[Operation]) -> None:
         """Refuse to read a value of operations that were recorded before weights were written."""
         loop = self._loop

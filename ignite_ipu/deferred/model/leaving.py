@@ -44,6 +44,9 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
     _forget_spent(books)
     lost = _lost(loop, books)
     loop.edits.look()
+    for update in books.updates:
+        if update.early is not None:
+            update.early.check_unwritten(loop.session.weights.detector.edits)
     logger.warning(
         "Weights are updated on the host from %s on. %s From now on each backward() copies the gradients to the host, "
         "and each update the changed weights to the device: about %.2f MB each way. The program is compiled again.",

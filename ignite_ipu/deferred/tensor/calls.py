@@ -48,7 +48,7 @@ def call(recorder: Recorder, func: Callable[..., Any], args: Tuple[Any, ...], kw
             f"tensor.{attribute_of(func)} = ... at {current_line()} cannot be recorded: the tensor is "
             "computed on the device. Make a new tensor instead."
         )
-    if name in METADATA:
+    if name in METADATA or (name == "type" and len(args) + len(kwargs) == 1):
         return func(*args, **kwargs)
     if name in _OF_NEW_PARAMETERS and makes_parameter():
         return _new_parameter(func, *args)

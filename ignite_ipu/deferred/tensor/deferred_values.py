@@ -32,14 +32,16 @@ def resolved(structure: Any, what: str = "its value", views: Sequence[Any] = ())
 
     These views of weights are replaced by tensors of the host, through which code may write.
     """
-    hosts = {id(view): view.memory.of_host() for view in views}
+    written = set(map(id, views))
 
     def known(leaf: Any) -> Any:
-        if id(leaf) in hosts:
-            return hosts[id(leaf)]
-        return read(leaf.value, what) if isinstance(leaf, Deferred) else leaf
+        return read(leaf.value, what) if isinstance(leaf, Deferred) and id(leaf) not in written else leaf
 
-    return mapped(structure, known, is_tensor_or_array)
+    found = mapped(structure, known, is_tensor_or_array)
+    if not views:
+        return found
+    hosts = {id(view): view.memory.of_host() for view in views}  # a read may have changed the weights
+    return mapped(found, lambda leaf: hosts.get(id(leaf), leaf), is_tensor_or_array)
 
 
 def deferred_values(structure: Any) -> List[Value]:

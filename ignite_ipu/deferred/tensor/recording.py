@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
-from ignite_ipu.deferred.graph.operations import Operation, Value, name_of
-from ignite_ipu.deferred.graph.owners import parameter_of
+from ignite_ipu.deferred.graph.operations import USES, Operation, Value, name_of
+from ignite_ipu.deferred.graph.owners import CapturedLoop, captured_at, is_read_by_code, parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures, changing_numbers, inferred_signature
 from ignite_ipu.deferred.graph.state import note_statistics
 from ignite_ipu.deferred.graph.structure import flatten, is_tensor_or_array, leaves_in
+from ignite_ipu.deferred.graph.uses import keep_weights
 from ignite_ipu.deferred.tensor.deferred_values import Deferred, all_values, as_leaf, awaited_values, resolved
 from ignite_ipu.deferred.tensor.functions import OPERATORS, written
 from ignite_ipu.deferred.tensor.in_place import diagonal_masked, recorded_as
@@ -24,7 +25,7 @@ from ignite_ipu.deferred.tensor.without_graph import without_graph
 from ignite_ipu.deferred.tensor.written_tensors import answered, refuse_shared, shares_memory, write_back
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
-from ignite_ipu.torch_names.tensors import memory_of
+from ignite_ipu.torch_names.tensors import base_of, memory_of
 
 _STATISTICS = ("running_mean", "running_var")
 
@@ -139,6 +140,10 @@ class Recorder:
         """Record `x += y` as `x = x + y`, which is the same as long as nothing else shares the memory of x."""
         value = target.value if isinstance(target, Deferred) else None
         late = awaited_values((args, kwargs))
+        if value is None and not needs_gradients(late):
+            held = captured_at(target)
+            if held or is_read_by_code(target):
+                return _write_captured(func, target, held, args, kwargs)
         if all(each.available for each in late) and not needs_gradients(late):
             if value is not None and not value.known:
                 value.take(read(value, name_of(func)))
@@ -182,6 +187,24 @@ class Recorder:
         for tensor, now in written_values(target.value, result.value, line):
             _stand_for(tensor, now)
         return target
+
+
+def _write_captured(
+    func: Callable[..., Any],
+    target: torch.Tensor,
+    held: Mapping[CapturedLoop, Sequence[torch.Tensor]],
+    args: Tuple[Any, ...],
+    kwargs: Dict[str, Any],
+) -> Any:
+    """Write into a tensor that calls of captured models read, weights or others: the next call has the values."""
+    args, kwargs = resolved((args, kwargs), name_of(func))
+    if USES:
+        keep_weights(list(held))
+    # PyTorch counts a write into a view of a weight, and none through its `data`.
+    is_counted = any(parameter_of(each) is not None for each in (target, base_of(target)) if each is not None)
+    for loop, tensors in held.items():
+        loop.reads.before_write(tensors, is_counted)
+    return func(*args, **kwargs)
 
 
 def _keep_for_readers(result: Any, values: Sequence[Value]) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from ignite_ipu.deferred.graph.leaves import add_recorded, is_resizable, recorded_of
 from ignite_ipu.deferred.graph.operations import Value
+from ignite_ipu.deferred.graph.owners import captured_at
 from ignite_ipu.deferred.graph.step_graph import ancestors
 from ignite_ipu.deferred.graph.structure import is_tensor_or_array, mapped
 from ignite_ipu.deferred.tensor.functions import METADATA, OPERATORS, attribute_of
@@ -118,12 +119,15 @@ def write_back(value: Value, target: torch.Tensor, successor: torch.Tensor) -> N
 def shares_memory(target: torch.Tensor, name: str, arrays: bool = True) -> bool:
     """Return whether others see a write of values to come into a tensor of the host before these have come.
 
-    Its base, and tensors that were written before by parts, wait for the values as it does itself. With `arrays`,
+    Its base, and tensors that were written before by parts, wait for the values as it does itself, but parameters and
+    the weights and buffers of captured models wait for none. With `arrays`,
     memory that is not PyTorch's alone counts as shared: it is an array's, or was once handed out by `numpy()`. PyTorch
     2.0 shows neither, nor how many tensors share memory, so these are searched there.
     """
     base = base_of(target)
     owners = [target] if base is None else [target, base]
+    if not {torch.Tensor, WrittenTensor}.issuperset(map(type, owners)) or captured_at(target):
+        return True
     sharers = sharers_of(target)
     if arrays and sharers is not None and not is_resizable(torch.Tensor.untyped_storage(target)):
         return True

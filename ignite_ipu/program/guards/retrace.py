@@ -301,8 +301,22 @@ def _place_of(tensor: torch.Tensor) -> Tuple[Any, Tuple[int, int]]:
     return found
 
 
+_dispatch = operator.attrgetter("__torch_dispatch__")
+_NO_DISPATCH = _dispatch(torch.Tensor)
+
+
 def _constant(tensor: torch.Tensor) -> Hashable:
-    """Return the description of a tensor from outside; other guards compare the values of weights."""
+    """Return the description of a tensor from outside; other guards compare the values of weights.
+
+    Raises:
+        CaptureError: Its values are still to come.
+    """
+    if _dispatch(type(tensor)) != _NO_DISPATCH:
+        raise CaptureError(
+            f"{current_line()}: the model's code reads a tensor of shape {tuple(shape_of(tensor))} from outside (an "
+            "attribute, a variable), which stands for a value of the training step. Give it to the model as an "
+            "argument; or store a copy without gradients after optimizer.step(): torch.tensor(value.tolist())."
+        )
     with DisableTorchFunctionSubclass():
         shape, dtype = tuple(shape_of(tensor)), dtype_of(tensor)
     if issubclass(type(tensor), torch.nn.Parameter):

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType
-from typing import Any, Callable, Collection, Container, Hashable, List, Optional, Tuple
+from typing import Any, Callable, Collection, Container, Dict, Hashable, List, Optional, Tuple
 
 import numpy as np
 import torch
@@ -85,6 +85,9 @@ def elements_of(container: Any) -> Collection[Any]:
 
 
 _LEFT_BEHIND = "_ignite_ipu_left_behind"
+
+AWAITED: Dict[type, Callable[[Any], None]] = {}
+"""Classes of tensors that code has written values into which are still to come; the functions bring these values."""
 
 
 def leave_behind(tensor: torch.Tensor) -> None:
@@ -185,6 +188,9 @@ class Reader:
         # Asked in the ordinary way, a wrapped weight would download all of them.
         if is_left_behind(tensor):
             return _Version(tensor, -1)
+        bring = AWAITED.get(type(tensor))
+        if bring is not None:
+            bring(tensor)
         with DisableTorchFunctionSubclass():
             # One of inference mode does not count.
             return _Version(tensor, 0 if torch.Tensor.is_inference(tensor) else version_of(tensor))
