@@ -9,6 +9,7 @@ import torch
 from ignite_ipu.deferred.graph.operations import Operation
 from ignite_ipu.deferred.graph.state import read_buffers, written_ids
 from ignite_ipu.deferred.model.call_replays import chain_of
+from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
 
@@ -36,6 +37,14 @@ def written_between(first: Operation, last: Operation, writer: str) -> CaptureEr
         "written buffers. A device makes the calls of an update one after another. Call and evaluate models for other "
         "purposes before or after them."
     )
+
+
+def refuse_edits_between(replayed: Sequence[Operation], later: Sequence[Operation], edits: WeightEdits) -> None:
+    """Refuse an update of replayed calls if the loop has written a buffer of theirs before later calls write it."""
+    for first in replayed:
+        for last in later:
+            if edits.came_between(first, last, written_ids(first) & written_ids(last)):
+                raise written_between(first, last, "the loop")
 
 
 def comes_between(call: Operation, others: Sequence[Operation]) -> bool:

@@ -21,7 +21,13 @@ from ignite_ipu.deferred.graph.owners import CapturedLoop
 from ignite_ipu.deferred.graph.state import model_of, read_buffers, written_buffers, written_ids
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.uses import keep_buffers_read
-from ignite_ipu.deferred.model.buffer_order import comes_between, is_read_before, may_wait, written_between
+from ignite_ipu.deferred.model.buffer_order import (
+    comes_between,
+    is_read_before,
+    may_wait,
+    refuse_edits_between,
+    written_between,
+)
 from ignite_ipu.deferred.model.call_replays import CallReplays, Replay, chain_of, is_awaited, unknown_arguments
 from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.deferred.model.shared_buffers import SharedBuffers
@@ -190,6 +196,7 @@ class BufferBook:
                 self.settle([call for call in self.pending() if call.number <= max(passing, default=0)])
         waiting = {call.number for call in later}
         pending = self.pending()
+        refuse_edits_between([self.waiting[each] for each in self.replays.keys() & made], pending, self._edits)
         left = [call for number, call in self.waiting.items() if number not in made and number not in waiting]
         # These are the host's. Calls of the update that come before one of them are, too, and then all of the update.
         others = [*operations, *left]

@@ -122,6 +122,11 @@ class WeightEdits:
         self.look()
         return self._last(call) < call.number
 
+    def came_between(self, first: Operation, last: Operation, ids: Iterable[int]) -> bool:
+        """Return whether one of some tensors was edited after an operation and before another, by the last look."""
+        edits = [self._edits_of[each][0] for each in ids if each in self._edits_of]
+        return any(first.number <= edit < last.number for edit in edits)
+
     def _last(self, operation: Operation, unless_kept: bool = False) -> int:
         """Return the last operation before the last edit of weights that an operation may compute with."""
         last = self._lost if unless_kept else self._edited

@@ -323,3 +323,23 @@ def test_memory_of_a_weight_that_is_held_over_an_update_without_a_call(update: s
                     memory.mul_(0.5)
         found.append(copy.deepcopy(model.state_dict()))
     torch.testing.assert_close(seen[update], seen["eager"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_a_buffer_that_the_loop_writes_between_two_calls_of_one_update(update: str) -> None:
+    """The update begins with the buffers of its first call, so that the written value would be lost."""
+    model = Counting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ipu_prepare(model, optimizer, config=IPUConfig(update=update))
+    x = torch.ones(2, 4)
+    first = model(x).mean()
+    with torch.no_grad():
+        next(model.buffers()).add_(1)
+    last = model(x).mean()
+
+    def go_on() -> None:
+        (first + last).backward()
+        optimizer.step()
+
+    with pytest.raises(CaptureError, match=r"between them the loop has written buffers|were written after that"):
+        go_on()
