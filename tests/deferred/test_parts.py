@@ -117,6 +117,33 @@ def test_statistics_are_written_once_and_seen_at_once(body: Callable[..., None],
     torch.testing.assert_close(seen[update], seen["eager"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("update", ["auto", "host"])
+def test_a_head_of_no_prepared_model_gets_gradients(update: str) -> None:
+    seen: Dict[str, List[Any]] = {"eager": [], update: []}
+    for each, found in seen.items():
+        torch.manual_seed(0)
+        model, head = nn.Linear(4, 3), nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if each != "eager":
+            ipu_prepare(model, optimizer, config=IPUConfig(update=each))
+        for x in X:
+            loss = head(model(x)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found += [loss.item(), head.weight.grad.clone()]
+    torch.testing.assert_close(seen[update], seen["eager"], rtol=1e-4, atol=1e-5)
+
+
+def test_weights_that_are_frozen_after_parts_were_called_are_refused_on_the_device() -> None:
+    model: Any = Parts()
+    ipu_prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loss = model.head(model.features(X[0])).square().mean()
+    model.head.weight.requires_grad_(False)
+    with pytest.raises(CaptureError, match=r"frozen or unfrozen after they were used at .*parts\.py:\d+ and before"):
+        loss.backward()
+
+
 def test_the_device_computes_gradients_of_parts_for_updates_on_the_host(caplog: pytest.LogCaptureFixture) -> None:
     model: Any = Parts()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

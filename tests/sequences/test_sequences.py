@@ -404,6 +404,29 @@ def test_gradients_on_the_host_begin_with_the_buffers_of_their_calls(events: str
     assert outcome.kind == "same", outcome
 
 
+FIRST = "forward backward step zero_grad"
+
+
+@pytest.mark.parametrize(
+    ("world", "kind", "events"),
+    [
+        ("Parts", "SGD", "hook_that_looks forward freeze backward"),
+        ("Parts", "SGD", "forward backward step freeze:6 step"),
+        ("Parts", "Adam", "step zero_grad forward backward step freeze_module step"),
+        ("Parts", "RMSprop", "forward backward freeze:4 forward freeze_module:1 backward"),
+        (
+            "Teacher",
+            "RMSprop",
+            "forward backward step zero_grad forward backward sum_of_losses add_group:6 forward backward",
+        ),
+    ],
+)
+def test_weights_are_frozen_around_functions_of_them(world: str, kind: str, events: str) -> None:
+    """They are trained or not as they were where a loop called parts of its model; or an early update is taken back."""
+    outcome = outcome_of(Sequence_(world, (kind,), parsed(events)), "auto")
+    assert outcome.kind == "same", outcome
+
+
 @pytest.mark.parametrize("name", ["draw", "unknown"])
 def test_an_error_of_an_event_is_none_of_pytorch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It fails the test: a sequence that is cut there would be the same on both sides."""

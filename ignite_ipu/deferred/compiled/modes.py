@@ -8,7 +8,9 @@ from typing import Any, Container, Dict, Iterable, Iterator, List, Optional, Seq
 import torch
 from torch import nn
 
+from ignite_ipu.deferred.graph.leaves import weights_among
 from ignite_ipu.deferred.graph.modes_then import ModesThen
+from ignite_ipu.deferred.graph.operations import Operation
 from ignite_ipu.deferred.graph.owners import CODES
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.errors import CaptureError, listed
@@ -191,6 +193,8 @@ class Modes:
         trained = self._trained if self._looks == self._weights.detector.looks else self.trained()
         for operation in loss.operations:
             modes = operation.signature.modes
+            if operation.model is None:
+                self._check_weights(operation, loss, own)
             if modes is None or modes.trained is trained:
                 continue
             parts = self.parameters if modes.of is self else modes.of.parameters
@@ -202,10 +206,22 @@ class Modes:
             if own is not None and operation.model is not None:
                 changed = [each for each in changed if id(each) in own and id(each) in operation.model.parameter_ids()]
             if changed:
-                raise CaptureError(
-                    f"Parameters were frozen or unfrozen after the model was called at {operation.line} and before "
-                    f"backward() at {loss.line}. Do that before the call, or after optimizer.step()."
-                )
+                raise _frozen_between("the model was called", operation, loss)
+
+    def _check_weights(self, operation: Operation, loss: Loss, own: Optional[Container[int]]) -> None:
+        for leaf in weights_among(operation.leaves):
+            if own is None or id(leaf.tensor) in own:
+                with DisableTorchFunctionSubclass():
+                    now = requires_grad(leaf.tensor)
+                if now != leaf.shape.requires_grad:
+                    raise _frozen_between("they were used", operation, loss)
+
+
+def _frozen_between(what: str, operation: Operation, loss: Loss) -> CaptureError:
+    return CaptureError(
+        f"Parameters were frozen or unfrozen after {what} at {operation.line} and before backward() at {loss.line}. "
+        "Do that before the call, or after optimizer.step()."
+    )
 
 
 def _differ(now: ModesThen, then: ModesThen) -> bool:

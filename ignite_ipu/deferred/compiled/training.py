@@ -107,6 +107,8 @@ class TrainingPrograms(abc.ABC):
     def forget_program(self) -> None:
         """Convert the optimizer again before the next update; until then it is an ordinary one, with its state."""
         if self.trained is not None:
+            self.session.hooks.check_shown()  # an update that is taken back for it has forgotten the program
+        if self.trained is not None:
             self.session.weights.notice_edits()  # which nothing shows later
             self._random_state = self.random_state()
             self.session.trainers.take_turn(self.trained)

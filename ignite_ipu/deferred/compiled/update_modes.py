@@ -8,6 +8,7 @@ from typing import Dict, FrozenSet, Iterator, Optional, Sequence, Tuple
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.statistics import refuse_later_statistics
 from ignite_ipu.deferred.compiled.update import CompiledUpdate
+from ignite_ipu.deferred.graph.leaves import Input, weights_among
 from ignite_ipu.deferred.graph.modes_then import FROZEN, ModesThen
 from ignite_ipu.deferred.graph.operations import Operation
 from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, modes_of_calls
@@ -55,7 +56,8 @@ class UpdateModes:
             if others.of is not self._modes:
                 # A part of a model that was called before it was known to be one.
                 parts = [each.signature.modes for each in calls if each.signature.modes]
-                return self._with_calls(self._own(self._modes.with_parts(parts), own), batches, losses, own)
+                modes = self._with_calls(self._own(self._modes.with_parts(parts), own), batches, losses, own)
+                break
             if own is not None:
                 alone = self._own(others, own)
                 # Whether a model is frozen that another optimizer trains makes no difference to this one's update.
@@ -65,7 +67,39 @@ class UpdateModes:
             elif others != modes:
                 modes = self._with_calls(modes, batches, losses, own)
                 break
-        return self.now(own) if modes is None else modes
+        modes = self.now(own) if modes is None else modes
+        for batch in batches:
+            for operation in batch.operations:
+                for leaf in operation.leaves if operation.model is None else ():
+                    if type(leaf) is Input and leaf.parameter is not None:
+                        return self._with_functions(modes, batches, own)
+        return modes
+
+    def _with_functions(
+        self, modes: ModesThen, batches: Sequence[MicroBatch], own: Optional[FrozenSet[int]]
+    ) -> ModesThen:
+        """Return modes in which the weights are trained that were so when functions were called with them."""
+        trained: Dict[int, Tuple[Operation, bool]] = {}
+        called: Dict[int, Operation] = {}
+        for operation in [operation for batch in batches for operation in batch.operations]:
+            if operation.model is not None:
+                called.update(dict.fromkeys(operation.model.parameter_ids(), operation))
+                continue
+            for leaf in weights_among(operation.leaves):
+                if own is None or id(leaf.tensor) in own:
+                    first, flag = trained.setdefault(id(leaf.tensor), (operation, leaf.shape.requires_grad))
+                    if flag != leaf.shape.requires_grad:
+                        raise _frozen(first, operation)
+        if not trained:
+            return modes
+        flags = list(modes.trained)
+        for number, each in enumerate(self._modes.parameters):
+            flag = trained[id(each)][1] if id(each) in trained else flags[number]
+            if flag != flags[number]:
+                if id(each) in called:
+                    raise _frozen(called[id(each)], trained[id(each)][0])
+                flags[number] = flag
+        return modes if flags == modes.trained else modes._replace(trained=flags)
 
     def _with_calls(
         self,
@@ -136,6 +170,14 @@ def _trained_at(call: Operation, then: ModesThen, own: Optional[FrozenSet[int]])
     for each, flag in zip(then.of.parameters, then.trained):
         if id(each) in ids and (own is None or id(each) in own):
             yield id(each), flag
+
+
+def _frozen(first: Operation, second: Operation) -> CaptureError:
+    """Return the error for a weight that was frozen or unfrozen between two operations."""
+    return CaptureError(
+        f"A weight is used at {first.line}, and again for the same update at {second.line}, but in between {FROZEN}. "
+        "The operations of one update are one program: freeze weights after optimizer.step()."
+    )
 
 
 def _has_weights_of(own: FrozenSet[int], call: Operation) -> bool:

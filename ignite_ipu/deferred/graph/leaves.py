@@ -10,7 +10,7 @@ import linecache
 import sys
 import weakref
 from types import FrameType
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
@@ -149,7 +149,7 @@ class Input:
         """
         if self.parameter is not None:
             return
-        if type(self.tensor) is not torch.Tensor:
+        if type(self.tensor) is not torch.Tensor and not self.differentiated:
             # Operations recorded before `tensor += loss` read the previous value, which its memory still has.
             with DisableTorchFunctionSubclass():
                 written, self.tensor = self.tensor, self.tensor.detach()
@@ -181,6 +181,13 @@ class Input:
             copy = copies.get(id(tensor))
             self.tensor = copies[id(tensor)] = tensor.clone() if copy is None else copy
             self.writes = version_of(self.tensor)
+
+
+def weights_among(leaves: Iterable[Any]) -> Iterator[Input]:
+    """Yield the leaves that are parameters of captured models."""
+    for leaf in leaves:
+        if type(leaf) is Input and leaf.parameter is not None and not leaf.is_buffer:
+            yield leaf
 
 
 def _described_writes(tensor: torch.Tensor) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import numpy as np
 import torch
@@ -76,7 +76,10 @@ def call(recorder: Recorder, func: Callable[..., Any], args: Tuple[Any, ...], kw
     if name in REFUSED and not (name == "requires_grad_" and (args[1:] or (True,))[0]):
         raise CaptureError(f"{name}() at {current_line()} cannot be recorded: {REFUSED[name]}.")
     if name == "backward":
-        _backward(*args, **kwargs)
+        if func is torch.Tensor.backward:
+            args[0].backward(*args[1:], **kwargs)
+        else:
+            _backward(*args, **kwargs)
         return None
     if name in CALLS_OF_BACKWARD:
         return asked_gradients(*args, **kwargs)
@@ -116,16 +119,30 @@ def _selected(recorder: Recorder, input: Any, mask: Any) -> Any:
     return recorder.record(torch.Tensor.__getitem__, (expanded, mask.expand(size)), {})
 
 
-def _backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-    """Act as `torch.autograd.backward`: each tensor goes backward."""
-    if grad_tensors is not None:
-        raise CaptureError(
-            "torch.autograd.backward(grad_tensors=...) cannot be honoured: losses are scalars. Leave it out."
-        )
-    for tensor in [tensors] if isinstance(tensors, torch.Tensor) else tensors:
-        if not isinstance(tensor, Deferred):
-            raise CaptureError("torch.autograd.backward was given a tensor of the captured step and one of the host.")
-        tensor.backward(*args[1:], **kwargs)  # type: ignore[no-untyped-call]
+def _backward(
+    tensors: Any,
+    grad_tensors: Any = None,
+    retain_graph: Optional[bool] = None,
+    create_graph: bool = False,
+    grad_variables: Any = None,
+    inputs: Any = None,
+) -> None:
+    """Act as `torch.autograd.backward`: several tensors go backward as one loss, their sum."""
+    given = grad_tensors if grad_variables is None else grad_variables
+    losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    gradients = [given] if given is None or isinstance(given, torch.Tensor) else list(given)
+    if given is None:
+        gradients *= len(losses)
+    if not all(isinstance(loss, Deferred) for loss in losses):
+        raise CaptureError("torch.autograd.backward was given a tensor of the captured step and one of the host.")
+    if len(gradients) != len(losses):
+        raise RuntimeError(f"got {len(losses)} tensors and {len(gradients)} gradients")
+    loss, gradient = losses[0], gradients[0]
+    if len(losses) > 1:
+        pairs = zip(losses, gradients)
+        loss = sum(each.reshape(()) if factor is None else (each * factor).sum() for each, factor in pairs)
+        gradient = None
+    loss.backward(gradient, retain_graph, create_graph, inputs)
 
 
 def _property(recorder: Recorder, func: Callable[..., Any], tensor: Deferred) -> Any:

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ignite_ipu import IPUConfig, ipu_prepare
 from ignite_ipu.deferred import (
     CaptureError,
     DeferredTensor,
@@ -477,6 +478,31 @@ def test_recording_does_not_run_the_model() -> None:
         optimizer.zero_grad()
     # For its setup, to find the shapes, twice, in the trace, and to compare with that later.
     assert hook.call_count == 5
+
+
+@pytest.mark.skipif(
+    "handle_torch_function" not in torch.autograd.backward.__code__.co_names,
+    reason="torch.autograd.backward does not ask classes of tensors in PyTorch 2.0",
+)
+@pytest.mark.parametrize("update", ["device", "auto", "host"])
+def test_several_tensors_go_backward_at_once(update: str) -> None:
+    """With gradients for some, as `torch.autograd.backward` takes them."""
+    weights = []
+    for prepare in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if prepare:
+            ipu_prepare(model, optimizer, config=IPUConfig(update=update))
+        for number in range(4):
+            scores = model(torch.ones(2, 4) * number)
+            factors = torch.linspace(-1, 1, 6).view(2, 3)
+            torch.autograd.backward([scores.square().mean(), scores], [None, factors])
+            torch.autograd.backward(model(torch.ones(2, 4)), factors)
+            optimizer.step()
+            optimizer.zero_grad()
+        weights.append({name: each.detach().clone() for name, each in model.state_dict().items()})
+    torch.testing.assert_close(weights[1], weights[0])
 
 
 @pytest.mark.skipif(
