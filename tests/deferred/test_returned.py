@@ -209,3 +209,45 @@ def test_a_distribution_with_a_parameter_trains_it(update: str) -> None:
         return found
 
     assert_equal(lambda net, x: Normal(net.layer(x), net.scale), loop, update)
+
+
+class Views(nn.Module):
+    """A layer, and a view of its argument."""
+
+    def __init__(self, view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.view = nn.Linear(4, 3), view
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x), self.view(x)
+
+
+@pytest.mark.parametrize("update", ["auto", "host", "device"])
+@pytest.mark.parametrize("evaluates", [False, True], ids=["training", "evaluation"])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    "view",
+    [
+        *(torch.Tensor.t, torch.Tensor.diagonal, lambda x: x.unfold(1, 2, 1), lambda x: x[1], lambda x: x[:, ::2]),
+        *(lambda x: x.t().reshape(-1), lambda x: x[:, :1].expand(4, 4)),
+    ],
+)
+def test_views_of_arguments_that_lie_elsewhere_in_memory(
+    view: Callable[[torch.Tensor], torch.Tensor], transposed: bool, evaluates: bool, update: str
+) -> None:
+    """Batches are slices of one tensor, in either order of its axes."""
+    data = torch.randn(5, 4, 4, generator=torch.Generator().manual_seed(1))
+    batches = list(data.transpose(1, 2) if transposed else data)
+    model = Views(view)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ipu_prepare(model, optimizer, config=IPUConfig(update=update))
+    for x in [*batches, batches[0].contiguous(), batches[1].t().contiguous().t()]:
+        if evaluates:
+            with torch.no_grad():
+                found = model(x)[1]
+        else:
+            scores, found = model(x)
+            scores.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.testing.assert_close(torch.tensor(found.tolist()), view(x))

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 import torch
 
 from ignite_ipu.program.tensors.raw import plain, requires_grad
-from ignite_ipu.torch_names.tensors import memory_of
+from ignite_ipu.torch_names.tensors import base_of, memory_of
 
 _META = torch.device("meta")
 _Step = Tuple[Callable[..., Any], Tuple[Any, ...]]
@@ -25,10 +25,13 @@ class Returned(NamedTuple):
     Attributes:
         source: The name of a parameter or buffer, or the position of a tensor among those of the arguments.
         steps: The functions that lead from it to the result, with their other arguments; none if it is the result.
+        strides: Those of an argument from which the functions lead to the result; None for all others. An argument of
+            a later call may have others: then the result is the program's copy.
     """
 
     source: Union[int, str]
     steps: Sequence[_Step]
+    strides: Optional[Tuple[int, ...]] = None
 
     @property
     def is_argument(self) -> bool:
@@ -61,11 +64,12 @@ def returned_in(
         own = next((Returned(key, ()) for key, source in candidates if source is result), None)
         for key, source in candidates if own is None else ():
             steps = _steps(plain(source), plain(result))
-            if steps is None:
-                continue
+            is_argument = isinstance(key, int)
+            if steps is None or (is_argument and any(function is torch.Tensor.as_strided for function, _ in steps)):
+                continue  # later arguments begin elsewhere in their memory
             if evaluates or (requires_grad(source) and not requires_grad(result)):
                 steps = [(torch.Tensor.detach, ()), *steps]
-            own = Returned(key, steps)
+            own = Returned(key, steps, source.stride() if is_argument else None)
             break
         if own is not None:
             found.append((position, own))
@@ -89,8 +93,8 @@ def _steps(base: torch.Tensor, view: torch.Tensor) -> Optional[List[_Step]]:
         if steps is None:
             continue
         # A function that makes no view, but a copy, has led elsewhere.
-        found, memory = _follow(found, steps), memory_of(meta)
-        if memory_of(found) == memory and found.storage_offset() == offset and _strides(found) == _strides(view):
+        found = _follow(found, steps)
+        if base_of(found) is meta and found.storage_offset() == offset and _strides(found) == _strides(view):
             return [*begin, *steps]
     if base.storage_offset() or offset < 0 or offset + reach >= base.untyped_storage().nbytes() // base.element_size():
         return None
