@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
 from ignite_ipu.deferred.graph.operations import USES, Operation, Value, name_of
-from ignite_ipu.deferred.graph.owners import CapturedLoop, captured_at, is_read_by_code, parameter_of
+from ignite_ipu.deferred.graph.owners import captured_at, is_read_by_code, parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures, changing_numbers, inferred_signature
 from ignite_ipu.deferred.graph.state import note_statistics
 from ignite_ipu.deferred.graph.structure import flatten, is_tensor_or_array, leaves_in
@@ -141,9 +141,9 @@ class Recorder:
         value = target.value if isinstance(target, Deferred) else None
         late = awaited_values((args, kwargs))
         if value is None and not needs_gradients(late):
-            held = captured_at(target)
-            if held or is_read_by_code(target):
-                return _write_captured(func, target, held, args, kwargs)
+            targets = leaves_in(target)
+            if any([captured_at(each) or is_read_by_code(each) for each in targets]):
+                return _write_at_once(func, targets, args, kwargs)
         if all(each.available for each in late) and not needs_gradients(late):
             if value is not None and not value.known:
                 value.take(read(value, name_of(func)))
@@ -189,21 +189,19 @@ class Recorder:
         return target
 
 
-def _write_captured(
-    func: Callable[..., Any],
-    target: torch.Tensor,
-    held: Mapping[CapturedLoop, Sequence[torch.Tensor]],
-    args: Tuple[Any, ...],
-    kwargs: Dict[str, Any],
+def _write_at_once(
+    func: Callable[..., Any], targets: Sequence[torch.Tensor], args: Tuple[Any, ...], kwargs: Dict[str, Any]
 ) -> Any:
-    """Write into a tensor that calls of captured models read, weights or others: the next call has the values."""
+    """Write into tensors that calls of captured models read, weights or others: the next call has the values."""
     args, kwargs = resolved((args, kwargs), name_of(func))
-    if USES:
-        keep_weights(list(held))
-    # PyTorch counts a write into a view of a weight, and none through its `data`.
-    is_counted = any(parameter_of(each) is not None for each in (target, base_of(target)) if each is not None)
-    for loop, tensors in held.items():
-        loop.reads.before_write(tensors, is_counted)
+    for target in targets:
+        held = captured_at(target)
+        if USES:
+            keep_weights(list(held))
+        # PyTorch counts a write into a view of a weight, and none through its `data`.
+        is_counted = any(parameter_of(each) is not None for each in (target, base_of(target)) if each is not None)
+        for loop, tensors in held.items():
+            loop.reads.before_write(tensors, is_counted)
     return func(*args, **kwargs)
 
 

@@ -192,3 +192,26 @@ def test_parameters_of_other_modules_are_written_at_once() -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert seen[True] == pytest.approx(seen[False], rel=1e-4)
+
+
+@pytest.mark.parametrize("update", ["device", "auto", "host"])
+def test_several_tensors_are_written_at_once(update: str) -> None:
+    """By functions of lists; into tensors that no model reads, they are refused."""
+    weights = []
+    for prepared in (False, True):
+        torch.manual_seed(0)
+        model: Any = Prototypes()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if prepared:
+            ipu_prepare(model, optimizer, config=IPUConfig(update=update))
+        for x in XS:
+            scores, features = model(x)
+            F.mse_loss(scores, x[:, :3]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                torch._foreach_mul_([model.rows, model.head.bias], features.detach().abs().mean())
+        weights.append({name: each.detach().clone() for name, each in model.state_dict().items()})
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-4, atol=1e-5)
+    with pytest.raises(CaptureError, match="writes values that do not exist yet"):
+        torch.max(model(XS[0])[0].detach(), 1, out=(torch.empty(0), torch.empty(0, dtype=torch.int64)))
