@@ -229,6 +229,15 @@ class FusedPrograms(TrainingPrograms):
         batches = self._graphs.micro_batches(losses)
         return last.count == len(batches) and last.graph is batches[0].graph
 
+    def resembles(self, losses: Sequence[Loss]) -> bool:
+        """Return whether the last update was made from such losses, maybe of other shapes, and nothing else."""
+        last = self._last
+        if last is None:
+            return False
+        batches = self._graphs.micro_batches(losses)
+        graph = batches[0].graph
+        return last.count == len(batches) and last.graph.losses == graph.losses and last.graph.body == graph.body
+
     def _check_zeroed(self, graph: StepGraph, modes: ModesThen) -> None:
         last = self._last
         if last is None:

@@ -316,7 +316,10 @@ class Operation:
     def compute(self) -> None:
         with torch.no_grad():
             for operation, tensors in replayed(sorted(self._needed(), key=by_number), shown_input).items():
-                operation.settle(tensors)
+                lives = operation.signature.trains and any(leaf.live for leaf in operation.value_leaves)
+                operation.settle(tensors, keep=lives)
+                if lives:  # as long as those that it is computed from
+                    operation._is_live = None
 
     def _needed(self) -> Iterable[Operation]:
         """Return this and the operations that have to be computed before."""

@@ -79,7 +79,8 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
             _refuse_replayed(loop.buffers, operations)
             with update.being_made():
                 back = TakenBack.of(loop.session, optimizer, link)
-        operands = [(each, each.leaves) for loss in losses for each in loss.operations if not each.done]
+        through = [*losses, *[loss for loss in pending if loss.retained]]
+        operands = [(each, each.leaves) for loss in through for each in loss.operations if not each.done]
         made = update.run(pending, update.gradients.entries)
     except (CaptureError, OptimizerError):
         restore()
@@ -90,7 +91,7 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
     early.edits = loop.session.weights.detector.edits
     update.early = early
     for operation, leaves in operands:
-        if not operation.live:  # until then, gradients may flow through it from another loss than the expected one
+        if not operation.live:  # until the step, gradients may flow through it from another loss than the expected one
             operation.stay_live(leaves)
             early.live.append(operation)
     if losses:

@@ -29,7 +29,8 @@ class EarlyUpdate:
         stepped: Time of the previous update, by `CLOCK`.
         made: The losses of the update as they were, if they are kept.
         awaited: Whether it ran even before `backward()`, which is still to come.
-        live: Operations of losses that have yet to go backward. PyTorch has their graph until then.
+        live: Operations of losses that have yet to go backward, or that went backward and retained their graph: PyTorch
+            has it until then, or until the step.
         edits: How often the weights were found to be written by then.
     """
 
@@ -65,6 +66,11 @@ class EarlyUpdate:
         self.awaited = False
         if not retained:
             finish_all(self.live)
+        self.live = []
+
+    def finish(self) -> None:
+        """Take that the step comes, after which no loss goes backward through graphs from before it."""
+        finish_all(self.live)
 
     def check_unwritten(self, edits: int) -> None:
         """Refuse to go on if the weights were written since, by how often that was found."""

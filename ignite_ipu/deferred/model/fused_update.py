@@ -230,6 +230,7 @@ class FusedUpdate:
                     "previous weights. Read the value after optimizer.step(), or call the model after it."
                 )
             self.training.clipping.finish(self.early.line)
+            self.early.finish()
             if self.early.can_be_taken_back:
                 self.books.history.note_step(self.turn.stepped)
             self.turn.note_step()

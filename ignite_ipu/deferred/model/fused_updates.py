@@ -173,6 +173,17 @@ class FusedUpdates:
         if len(self.books.gradients.entries) > 1:
             self.books.add_to_unheld(loss)
 
+    def awaits_more(self) -> Optional[str]:
+        first, losses = self.books.updates[0], self.pending
+        kept = next((loss for loss in losses if loss.retained), None)
+        # Nothing goes backward after gradients were clipped.
+        if kept is None or not first.makes_all or first.training.clipping.asked or first.training.resembles(losses):
+            return None
+        return (
+            f"the loss at {kept.line} went backward with retain_graph=True, so that another one may follow it, and the "
+            "update before was not made of such losses alone"
+        )
+
     def read(self, value: Value, operations: Sequence[Operation]) -> Optional[Callable[[], None]]:
         updates = self.books.updates
         if any(update.is_being_made for update in updates):

@@ -298,6 +298,10 @@ class HostUpdates:
             if synchronised:
                 average(synchronised, self._loop.modes.parameters)
 
+    def awaits_more(self) -> Optional[str]:
+        """Return None: each loss is computed as it goes backward."""
+        return None
+
     def read(self, value: Value, operations: Sequence[Operation]) -> Optional[Closure]:
         """Return a function that computes a value before `backward()`, with the gradients of its expected loss."""
         loss = expected_loss(value, current_line())

@@ -151,6 +151,9 @@ class Updates(Protocol):
     def backward(self, loss: Loss) -> None:
         """Let a loss go backward."""
 
+    def awaits_more(self) -> Optional[str]:
+        """Return the reason why further losses may go backward through calls of the pending ones, or None."""
+
     def read(self, value: Value, operations: Sequence[Operation]) -> Optional[Callable[[], None]]:
         """Return a function that computes a value before its `optimizer.step()`; None if there is no way."""
 

@@ -208,11 +208,15 @@ def not_frozen(model: Any) -> EarlyReadError:
 def incomplete(loop: CapturedLoop) -> Optional[str]:
     """Return the reason why the pending update cannot be made yet, or None.
 
-    If an engine's step function returned after the last loss, more will follow.
+    If an engine's step function returned after the last loss, more will follow; as they may if the loop has kept the
+    graph of one, unless the update before shows that they do not.
     """
     reason: Optional[str] = loop.setup.postponed()
     losses = loop.updates.pending
-    if reason is not None or not losses or losses[-1].call in (None, CALL.get()):
+    if reason is not None or not losses:
+        return reason
+    if losses[-1].call in (None, CALL.get()):
+        reason = loop.updates.awaits_more()
         return reason
     return (
         f"the step function that called backward() at {losses[-1].line} has returned without optimizer.step(), so that "
