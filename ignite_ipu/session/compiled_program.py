@@ -17,7 +17,7 @@ from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.retrace import MOST_CALLS, Retrace
 from ignite_ipu.program.module_state import modes_kept, modes_of
 from ignite_ipu.program.step import BatchStep
-from ignite_ipu.program.tensors.raw import plain
+from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, plain, shape_of
 from ignite_ipu.program.user_code import is_users_file
 from ignite_ipu.session.executables import ExportedProgram, PathLike, export
 from ignite_ipu.session.program_source import ProgramSource
@@ -82,6 +82,7 @@ class CompiledProgram:
         self._traced: List[Hashable] = self._python.values()
         self._traced_modes = modes_of(self._step)
         self._modes: List[bool] = []
+        self._formats = _formats_of(self._step)
         self._weights, self._edits = source.weights, source.weights.detector.edits
         self.buffers = list(_compiled_in(self._step, self._python.words, self._step.shown.read))
         # Buffers of floating-point numbers may be written by the program that trains.
@@ -158,9 +159,11 @@ class CompiledProgram:
     def computed_otherwise(self) -> str:
         """Return in words the differences of a call on the host from the compiled one; empty for none.
 
-        Values that code names are left to `changed_values`, and buffers that programs write to `changed_buffers`.
+        Values that code names are left to `changed_values`, and buffers that programs write to `changed_buffers`. A
+        module whose tensors have other shapes or types by now, as after `model.double()`, computes something else, for
+        which its next call compiles another program.
         """
-        if self.changed_values() or self._is_behind:
+        if self.changed_values() or self._is_behind or _formats_of(self._step) != self._formats:
             return ""
         kept = ModuleAttributes(self._step)
         self.calls, self.is_due = 0, False
@@ -169,6 +172,11 @@ class CompiledProgram:
             found = self.trace.retrace.again()
         kept.put_back(always=True)
         return found
+
+
+def _formats_of(step: BatchStep) -> List[Tuple[torch.dtype, Sequence[int]]]:
+    """Return the types and shapes of a module's parameters and buffers."""
+    return [(dtype_of(tensor), shape_of(tensor)) for tensor in named_tensors(step).values()]
 
 
 def _compiled_in(

@@ -86,6 +86,22 @@ class FusedPrograms(TrainingPrograms):
                 self._reach = self._last, traced, found
         return self._reached[1]
 
+    def reached_before(self, losses: Optional[Sequence[Loss]] = None) -> FrozenSet[int]:
+        """Return the same for a model of which tensors or modules were replaced since.
+
+        They are found with the previous tensors. Where the new modules do not compute with these, as with those of
+        another shape, they are all that were trained.
+        """
+        tape = self.tape if losses is None else Tape(losses)
+        if tape is None:
+            return frozenset()
+        try:
+            with self.session.weights.held.put_back():
+                return self.reached(losses)
+        except Exception as error:  # whatever the code of other modules raises
+            logger.info("Gradients of before weights were replaced are taken to be of all trained ones: %s", error)
+            return _trained_in(tape)
+
     def reaches(self, parameter: torch.Tensor, losses: Optional[Sequence[Loss]] = None) -> bool:
         """Return whether a parameter has a gradient of losses, or of those of the last update."""
         tape = self.tape if losses is None else Tape(losses)

@@ -273,12 +273,12 @@ class FusedUpdates:
 
 def _go_on(now: FusedUpdate, before: FusedUpdate) -> None:
     """Go on from the updates of a model that has other weights by now, of which some may be left."""
-    modes, book = before.training.modes, now.books.gradients
-    left = {id(parameter) for parameter, trained in zip(modes.parameters, modes.trained()) if trained} & book.all
+    book = now.books.gradients
+    left = book.all.intersection(map(id, before.training.modes.parameters))  # also those that are frozen by now
     for entry in before.gradients.entries:
         if entry.exists:
             line = entry.losses[-1].line if entry.losses else entry.used
-            reached = before.training.reached(entry.losses or None)
+            reached = before.training.reached_before(entry.losses or None)
             for mine in book.within(entry.ids & left):
                 mine.used, mine.zeros, mine.given = line, entry.zeros, entry.given | (reached & mine.ids)
                 if line is not None:
