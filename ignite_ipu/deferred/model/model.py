@@ -36,7 +36,9 @@ from ignite_ipu.deferred.model.loop import Loop, Setup
 from ignite_ipu.deferred.model.recording import RecordedCalls
 from ignite_ipu.deferred.tensor.deferred_values import all_values, deferred_values, resolved
 from ignite_ipu.deferred.tensor.reads import awaits_backward, not_frozen
+from ignite_ipu.deferred.tensor.stored_values import bring_waiting
 from ignite_ipu.deferred.tensor.without_graph import without_graph
+from ignite_ipu.deferred.tensor.written_tensors import WAITING
 from ignite_ipu.errors import CaptureError, IPUError
 from ignite_ipu.program.forward.left_behind import put
 from ignite_ipu.program.module_state import NEVER
@@ -111,6 +113,9 @@ class CapturedModel:
         records = self.model.training and torch.is_grad_enabled()
         answer = self._calls.record if records else self._evaluated
         try:
+            if WAITING:
+                self.loop.modes.now()  # the tensors that the code reads are known then
+                bring_waiting(self.loop.modes)
             result = answer(args, kwargs)
         except ReplacedError:
             if not self.loop.begin_again():

@@ -139,8 +139,9 @@ def _backward(
         raise RuntimeError(f"got {len(losses)} tensors and {len(gradients)} gradients")
     loss, gradient = losses[0], gradients[0]
     if len(losses) > 1:
-        pairs = zip(losses, gradients)
-        loss = sum(each.reshape(()) if factor is None else (each * factor).sum() for each, factor in pairs)
+        with torch.enable_grad():
+            pairs = zip(losses, gradients)
+            loss = sum(each.reshape(()) if factor is None else (each * factor).sum() for each, factor in pairs)
         gradient = None
     loss.backward(gradient, retain_graph, create_graph, inputs)
 

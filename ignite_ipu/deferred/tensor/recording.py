@@ -142,7 +142,8 @@ class Recorder:
         late = awaited_values((args, kwargs))
         if value is None and not needs_gradients(late):
             targets = leaves_in(target)
-            if any([captured_at(each) or is_read_by_code(each) for each in targets]):
+            # Other tensors that code reads get theirs before the next call; the name of `k += v` needs them now.
+            if any([captured_at(each) or (name in OPERATORS and is_read_by_code(each)) for each in targets]):
                 return _write_at_once(func, targets, args, kwargs)
         if all(each.available for each in late) and not needs_gradients(late):
             if value is not None and not value.known:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Optional, Set
 
 import torch
 from torch import nn
 
+from ignite_ipu.deferred.graph.owners import ModelCode
 from ignite_ipu.deferred.tensor.deferred_values import Deferred
 from ignite_ipu.deferred.tensor.reads import read
-from ignite_ipu.deferred.tensor.written_tensors import WrittenTensor, answered, write_known
+from ignite_ipu.deferred.tensor.tensor import DeferredTensor, WeightView
+from ignite_ipu.deferred.tensor.written_tensors import WAITING, WrittenTensor, values_awaited, write_known
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.guards.values import AWAITED
 from ignite_ipu.program.module_state import REGISTRATIONS
+from ignite_ipu.program.tensors.raw import shape_of
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
@@ -42,17 +45,42 @@ class _Stored:
             return read(value, "a buffer of a module").detach()
 
 
-def _bring(tensor: WrittenTensor) -> None:
-    """Write the values into a tensor that are still to come, for code that reads it as an ordinary one."""
-    successor: Any = answered(tensor)
-    read(successor.value, "a module that has the tensor it is written into")
-    write_known()
+def _bring(tensor: torch.Tensor) -> None:
+    """Write the values into a tensor that are still to come, for code that has it among its constants."""
+    if id(tensor) in _BRINGING:  # a call from before the write is replayed for one of them
+        return
+    _BRINGING.add(id(tensor))
+    try:
+        for value in values_awaited(tensor):
+            found = read(value, "a module that has the tensor it is written into")
+            if not value.known:
+                value.take(found)
+        write_known()
+    finally:
+        _BRINGING.discard(id(tensor))
 
 
+def _refuse(tensor: torch.Tensor) -> None:
+    raise CaptureError(
+        f"{current_line()}: the model's code reads a tensor of shape {tuple(shape_of(tensor))} from outside (an "
+        "attribute, a variable), which stands for a value of the training step. Give it to the model as an argument; "
+        "or store a copy without gradients after optimizer.step(): torch.tensor(value.tolist())."
+    )
+
+
+_BRINGING: Set[int] = set()
 _STORED = _Stored()
+
+
+def bring_waiting(code: ModelCode) -> None:
+    """Write the values that are still to come into tensors that a model's code reads, before a call of it."""
+    for write in [given() for given in list(WAITING)]:
+        for tensor in () if write is None else (write.target, write.base):
+            if tensor is not None and code.reads(tensor):
+                _bring(tensor)
 
 
 def follow_stored() -> None:
     """Have values known from now on that modules get."""
-    AWAITED[WrittenTensor] = _bring
+    AWAITED.update({DeferredTensor: _refuse, WeightView: _refuse})
     REGISTRATIONS.observe(_STORED)

@@ -116,6 +116,12 @@ def write_back(value: Value, target: torch.Tensor, successor: torch.Tensor) -> N
         target.successor = successor
 
 
+def values_awaited(tensor: torch.Tensor) -> List[Value]:
+    """Return the values that are still to be written into a tensor, or into a view of it, in their order."""
+    writes = [given() for given in list(WAITING)]
+    return [write.value for write in writes if write is not None and (write.target is tensor or write.base is tensor)]
+
+
 def shares_memory(target: torch.Tensor, name: str, arrays: bool = True) -> bool:
     """Return whether others see a write of values to come into a tensor of the host before these have come.
 

@@ -17,6 +17,7 @@ from ignite_ipu.errors import BatchError, CaptureError
 from ignite_ipu.program.forward.randomness import GLOBAL, SEED, draws_put_back, moved, name_of, state_of
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard, written_by
 from ignite_ipu.program.guards.python_state import PythonState
+from ignite_ipu.program.guards.values import AWAITED
 from ignite_ipu.program.ignored_warnings import ignored_warnings
 from ignite_ipu.program.tensors.raw import dtype_of, plain, shape_of
 from ignite_ipu.program.tensors.trees import tensors_in
@@ -301,22 +302,15 @@ def _place_of(tensor: torch.Tensor) -> Tuple[Any, Tuple[int, int]]:
     return found
 
 
-_dispatch = operator.attrgetter("__torch_dispatch__")
-_NO_DISPATCH = _dispatch(torch.Tensor)
-
-
 def _constant(tensor: torch.Tensor) -> Hashable:
     """Return the description of a tensor from outside; other guards compare the values of weights.
 
     Raises:
-        CaptureError: Its values are still to come.
+        CaptureError: It stands for a value that is still to come.
     """
-    if _dispatch(type(tensor)) != _NO_DISPATCH:
-        raise CaptureError(
-            f"{current_line()}: the model's code reads a tensor of shape {tuple(shape_of(tensor))} from outside (an "
-            "attribute, a variable), which stands for a value of the training step. Give it to the model as an "
-            "argument; or store a copy without gradients after optimizer.step(): torch.tensor(value.tolist())."
-        )
+    refuse = AWAITED.get(type(tensor))
+    if refuse is not None:
+        refuse(tensor)
     with DisableTorchFunctionSubclass():
         shape, dtype = tuple(shape_of(tensor)), dtype_of(tensor)
     if issubclass(type(tensor), torch.nn.Parameter):

@@ -87,7 +87,7 @@ def elements_of(container: Any) -> Collection[Any]:
 _LEFT_BEHIND = "_ignite_ipu_left_behind"
 
 AWAITED: Dict[type, Callable[[Any], None]] = {}
-"""Classes of tensors that code has written values into which are still to come; the functions bring these values."""
+"""Classes of tensors that stand for values which are still to come, with functions that refuse code that reads them."""
 
 
 def leave_behind(tensor: torch.Tensor) -> None:
@@ -188,9 +188,6 @@ class Reader:
         # Asked in the ordinary way, a wrapped weight would download all of them.
         if is_left_behind(tensor):
             return _Version(tensor, -1)
-        bring = AWAITED.get(type(tensor))
-        if bring is not None:
-            bring(tensor)
         with DisableTorchFunctionSubclass():
             # One of inference mode does not count.
             return _Version(tensor, 0 if torch.Tensor.is_inference(tensor) else version_of(tensor))

@@ -135,3 +135,45 @@ def test_the_name_of_a_type_is_that_of_the_host(update: str) -> None:
     output = model(XS[0])
     assert output.type() == "torch.FloatTensor"
     assert torch.ones(3, dtype=torch.int64).type(output.type()).dtype == torch.float32
+
+
+class Logging(Stateful):
+    """A model whose forward names a history for its length, and reads it in evaluation alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history = torch.zeros(5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.layer(x) if self.training else self.layer(x) + self.history.sum()
+        return output if len(self.history) == 5 else -output
+
+
+@pytest.mark.parametrize("update", ["device", "auto", "host"])
+@pytest.mark.parametrize("when", ["before backward()", "before the step", "after the step"])
+def test_a_history_of_losses_that_forward_names(when: str, update: str) -> None:
+    """The values are written when they are known, at the latest before the next call."""
+    seen: List[List[Any]] = []
+    for prepared in (False, True):
+        torch.manual_seed(0)
+        model: Any = Logging()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if prepared:
+            ipu_prepare(model, optimizer, config=IPUConfig(update=update))
+        found: List[Any] = []
+        for number, x in enumerate(XS):
+            loss = model(x).square().mean()
+            for now in ("before backward()", "before the step", "after the step"):
+                if now == when:
+                    model.history[number] = loss.detach()
+                if now == "before backward()":
+                    loss.backward()
+                elif now == "before the step":
+                    optimizer.step()
+            optimizer.zero_grad()
+            model.eval()
+            with torch.no_grad():
+                found.append(model(x).sum().item())
+            model.train()
+        seen.append([*found, model.history.clone()])
+    torch.testing.assert_close(seen[1], seen[0], rtol=1e-4, atol=1e-5)

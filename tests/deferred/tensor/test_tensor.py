@@ -499,6 +499,9 @@ def test_several_tensors_go_backward_at_once(update: str) -> None:
             factors = torch.linspace(-1, 1, 6).view(2, 3)
             torch.autograd.backward([scores.square().mean(), scores], [None, factors])
             torch.autograd.backward(model(torch.ones(2, 4)), factors)
+            losses = [model(torch.ones(2, 4)).mean(), scores.new_ones(()) * model(torch.ones(2, 4)).sum()]
+            with torch.no_grad():
+                torch.autograd.backward(losses)
             optimizer.step()
             optimizer.zero_grad()
         weights.append({name: each.detach().clone() for name, each in model.state_dict().items()})
