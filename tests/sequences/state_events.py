@@ -24,6 +24,32 @@ def write_data(player: Player, which: int) -> None:
     player.parameter(which).data.add_(0.01)
 
 
+def value_into_weight(player: Player, which: int) -> None:
+    """Move a weight to the last loss, which may have yet to be computed."""
+    parameter = player.parameter(which)
+    if player.losses:
+        with torch.no_grad():
+            parameter.lerp_(player.losses[-1].detach().expand(parameter.shape), 0.05)
+
+
+def value_into_item(player: Player, which: int) -> None:
+    if player.losses:
+        with torch.no_grad():
+            player.parameter(which).view(-1)[0] = 0.1 * player.losses[-1].detach()
+
+
+def value_through_data(player: Player, which: int) -> None:
+    if player.losses:
+        player.parameter(which).data.mul_(0.9).add_(player.losses[-1].detach(), alpha=0.01)
+
+
+def value_into_buffer(player: Player, which: int) -> None:
+    buffers = [each for module in player.modules for each in module.buffers() if each.is_floating_point()]
+    if buffers and player.losses:
+        with torch.no_grad():
+            buffers[which % len(buffers)].mul_(0.95).add_(player.losses[-1].detach(), alpha=0.05)
+
+
 def read_state(player: Player, which: int) -> None:
     player.note([dict(module.state_dict()) for module in player.modules])
 
