@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Callable, Iterator
+from typing import Any, Callable, Iterator
 
 import pytest
 import torch
@@ -92,22 +92,22 @@ def test_drawn_indices(draw: Callable[..., torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    "function",
+    ("function", "others"),
     [
-        *(F.dropout, F.dropout1d, F.alpha_dropout, F.gumbel_softmax, torch.randn_like, torch.Tensor.bernoulli),
-        *(torch.exp, lambda scores: F.dropout(scores, training=False)),
-        lambda scores: torch.multinomial(scores, 2),
-        lambda scores: F.scaled_dot_product_attention(scores, scores, scores),
-        lambda scores: F.scaled_dot_product_attention(scores, scores, scores, dropout_p=0.5),
+        *((each, ()) for each in (F.dropout, F.dropout1d, F.alpha_dropout, F.gumbel_softmax, torch.randn_like)),
+        *((torch.Tensor.bernoulli, ()), (torch.multinomial, (2,)), (torch.exp, ())),
+        (lambda scores: F.dropout(scores, training=False), ()),
+        (lambda scores: F.scaled_dot_product_attention(scores, scores, scores), ()),
+        (lambda scores: F.scaled_dot_product_attention(scores, scores, scores, dropout_p=0.5), ()),
     ],
 )
-def test_functions_that_draw_random_numbers_are_found(function: Callable[..., torch.Tensor]) -> None:
+def test_functions_that_draw_random_numbers_are_found(function: Callable[..., torch.Tensor], others: Any) -> None:
     """They are those that move PyTorch's generator."""
     scores = torch.full((3, 4), 0.25)
-    structure = flatten(((scores,), {}), [])
+    structure = flatten(((scores, *others), {}), [])
     found = signatures.inferred_signature(function, structure, [Input(scores)], True, current_line())
     before = torch.get_rng_state()
-    function(scores)
+    function(scores, *others)
     assert found.draws == (not torch.equal(before, torch.get_rng_state()))
 
 
