@@ -74,6 +74,10 @@ WATCH = "_ignite_ipu_watch"
 """The attribute of an optimizer that holds what has functions of its parameters recorded."""
 
 
+Held = Mapping[CapturedLoop, Sequence[torch.Tensor]]
+"""Captured loops, each with some of its weights and buffers."""
+
+
 class ModelCode(Protocol):
     """The code of a captured model, `Modes`, as recorded operations see it."""
 
@@ -116,7 +120,7 @@ def owned_tensors() -> Iterator[Tuple[Captured, str, torch.Tensor]]:
             yield model, name, tensor
 
 
-def captured_at(tensor: torch.Tensor) -> Dict[CapturedLoop, List[torch.Tensor]]:
+def captured_at(tensor: torch.Tensor) -> Held:
     """Return the loops whose weights or buffers have the memory of a tensor, as `parameter.data`, each with these."""
     found: Dict[CapturedLoop, List[torch.Tensor]] = {}
     base = base_of(tensor)

@@ -87,8 +87,9 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
         books.gradients.entries = before if losses else books.gradients.entries
         raise
     back = back if made else None
-    early = EarlyUpdate(current_line(), bool(losses), back, stepped, loop.updates.leave_device, list(made.values()))
-    early.edits = loop.session.weights.detector.edits
+    edits = loop.session.weights.detector.edits
+    leave, line = loop.updates.leave_device, current_line()
+    early = EarlyUpdate(line, bool(losses), back, stepped, leave, list(made.values()), edits=edits)
     update.early = early
     for operation, leaves in operands:
         if not operation.live:  # until the step, gradients may flow through it from another loss than the expected one

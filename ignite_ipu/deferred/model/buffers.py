@@ -32,7 +32,7 @@ from ignite_ipu.deferred.model.call_replays import CallReplays, Replay, chain_of
 from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.deferred.model.shared_buffers import SharedBuffers
 from ignite_ipu.deferred.model.waiting import ALL, settle_sharing
-from ignite_ipu.errors import CaptureError, EarlyReadError, IPUError, listed
+from ignite_ipu.errors import CaptureError, EarlyReadError, listed
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.reached import reached
@@ -404,18 +404,6 @@ class BufferBook:
         finally:
             self._is_settling = was_settling
         return None
-
-
-@contextlib.contextmanager
-def restored_if_refused(book: BufferBook, operations: Sequence[Operation]) -> Iterator[None]:
-    """Restore the entries of operations in a book if their update in the `with` block is refused."""
-    restore, done = book.state_of(operations), [each.done for each in operations]
-    try:
-        yield
-    except IPUError:
-        if done == [each.done for each in operations]:
-            restore()
-        raise
 
 
 def note_made_on_host(book: BufferBook, call: Operation, before: Dict[str, torch.Tensor]) -> None:

@@ -37,7 +37,7 @@ from ignite_ipu.deferred.graph.owners import held_tensors
 from ignite_ipu.deferred.graph.state import Older, Values, trained_in, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
 from ignite_ipu.deferred.graph.uses import keep_weights
-from ignite_ipu.deferred.model.buffers import BOOKS, nothing, restored_if_refused
+from ignite_ipu.deferred.model.buffers import BOOKS, BufferBook, nothing
 from ignite_ipu.deferred.model.kept_weights import KeptWeights
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import average, note_backward
@@ -46,7 +46,7 @@ from ignite_ipu.deferred.tensor.inputs import gradients_return
 from ignite_ipu.deferred.tensor.lost_gradients import LOST, lost_aside
 from ignite_ipu.deferred.tensor.reads import expected_loss, models_of
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
-from ignite_ipu.errors import CaptureError, EarlyReadError, logger
+from ignite_ipu.errors import CaptureError, EarlyReadError, IPUError, logger
 from ignite_ipu.optimizers.host_link import note_step
 from ignite_ipu.program.tensors.raw import gradient_of, named_tensors, plain, set_gradient
 from ignite_ipu.program.user_code import Line, current_line
@@ -56,6 +56,18 @@ from ignite_ipu.session.weights.edit_detector import HostStep
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 Closure = Callable[[], Any]
+
+
+@contextlib.contextmanager
+def _restored_if_refused(book: BufferBook, operations: Sequence[Operation]) -> Iterator[None]:
+    """Restore the entries of operations in a book if their update in the `with` block is refused."""
+    restore, done = book.state_of(operations), [each.done for each in operations]
+    try:
+        yield
+    except IPUError:
+        if done == [each.done for each in operations]:
+            restore()
+        raise
 
 
 class _Ahead(NamedTuple):
@@ -185,7 +197,7 @@ class HostGradients:
         except EarlyReadError as error:
             raise CaptureError(f"{what} {error} {remedy}") from None
         with contextlib.ExitStack() as stack:
-            stack.enter_context(restored_if_refused(loop.buffers, operations))
+            stack.enter_context(_restored_if_refused(loop.buffers, operations))
             loop.buffers.before_update([loss], loop, nothing)
             older = begin_again(operations)
             retained = {each for each in operations if loss.retained and each.signature.trains}
@@ -211,7 +223,7 @@ class HostGradients:
     def _compute(self, loss: Loss, keeps: Callable[[Operation], bool], before: Optional[Values] = None) -> Gradients:
         """Have the device compute the gradients of a loss, after a look for edits."""
         loop, operations = self._loop, loss.operations
-        with restored_if_refused(loop.buffers, operations) if loop.buffers.waiting else contextlib.nullcontext():
+        with _restored_if_refused(loop.buffers, operations) if loop.buffers.waiting else contextlib.nullcontext():
             if loop.buffers.waiting:
                 loop.buffers.before_update([loss], loop, nothing)
             if loop.edits.older:

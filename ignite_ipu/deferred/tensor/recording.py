@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ignite_ipu.deferred.graph.operations import USES, Operation, Value, name_of
-from ignite_ipu.deferred.graph.owners import captured_at, is_read_by_code, parameter_of
+from ignite_ipu.deferred.graph.owners import Held, captured_at, is_read_by_code, parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures, changing_numbers, inferred_signature
 from ignite_ipu.deferred.graph.state import note_statistics
 from ignite_ipu.deferred.graph.structure import flatten, is_tensor_or_array, leaves_in
@@ -141,10 +141,10 @@ class Recorder:
         value = target.value if isinstance(target, Deferred) else None
         late = awaited_values((args, kwargs))
         if value is None and not needs_gradients(late):
-            targets = leaves_in(target)
+            held = [(each, captured_at(each)) for each in leaves_in(target)]
             # Other tensors that code reads get theirs before the next call; the name of `k += v` needs them now.
-            if any([captured_at(each) or (name in OPERATORS and is_read_by_code(each)) for each in targets]):
-                return _write_at_once(func, targets, args, kwargs)
+            if any([loops or (name in OPERATORS and is_read_by_code(each)) for each, loops in held]):
+                return _write_at_once(func, held, args, kwargs)
         if all(each.available for each in late) and not needs_gradients(late):
             if value is not None and not value.known:
                 value.take(read(value, name_of(func)))
@@ -191,17 +191,19 @@ class Recorder:
 
 
 def _write_at_once(
-    func: Callable[..., Any], targets: Sequence[torch.Tensor], args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    func: Callable[..., Any], held: Sequence[Tuple[torch.Tensor, Held]], args: Tuple[Any, ...], kwargs: Dict[str, Any]
 ) -> Any:
-    """Write into tensors that calls of captured models read, weights or others: the next call has the values."""
+    """Write into tensors that calls of captured models read, weights or others: the next call has the values.
+
+    `held` has these tensors, each with the weights and buffers that have its memory.
+    """
     args, kwargs = resolved((args, kwargs), name_of(func))
-    for target in targets:
-        held = captured_at(target)
+    for target, weights in held:
         if USES:
-            keep_weights(list(held))
+            keep_weights(list(weights))
         # PyTorch counts a write into a view of a weight, and none through its `data`.
         is_counted = any(parameter_of(each) is not None for each in (target, base_of(target)) if each is not None)
-        for loop, tensors in held.items():
+        for loop, tensors in weights.items():
             loop.reads.before_write(tensors, is_counted)
     return func(*args, **kwargs)
 

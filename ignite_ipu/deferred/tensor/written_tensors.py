@@ -125,14 +125,14 @@ def values_awaited(tensor: torch.Tensor) -> List[Value]:
 def shares_memory(target: torch.Tensor, name: str, arrays: bool = True) -> bool:
     """Return whether others see a write of values to come into a tensor of the host before these have come.
 
-    Its base, and tensors that were written before by parts, wait for the values as it does itself, but parameters and
-    the weights and buffers of captured models wait for none. With `arrays`,
+    Its base, and tensors that were written before by parts, wait for the values as it does itself, but parameters wait
+    for none. With `arrays`,
     memory that is not PyTorch's alone counts as shared: it is an array's, or was once handed out by `numpy()`. PyTorch
     2.0 shows neither, nor how many tensors share memory, so these are searched there.
     """
     base = base_of(target)
     owners = [target] if base is None else [target, base]
-    if not {torch.Tensor, WrittenTensor}.issuperset(map(type, owners)) or captured_at(target):
+    if not {torch.Tensor, WrittenTensor}.issuperset(map(type, owners)):
         return True
     sharers = sharers_of(target)
     if arrays and sharers is not None and not is_resizable(torch.Tensor.untyped_storage(target)):
@@ -155,7 +155,7 @@ def refuse_shared(target: torch.Tensor, name: str) -> None:
     Raises:
         CaptureError: Others see it.
     """
-    if not shares_memory(target, name, arrays=False):
+    if not (captured_at(target) or shares_memory(target, name, arrays=False)):
         return
     written = "x[...] = y" if name == "__setitem__" else name
     raise CaptureError(
