@@ -70,13 +70,15 @@ def saved_by(losses: Sequence[Loss], parameters: Iterable[torch.Tensor], trains:
 
 
 def mixed_gradients(
-    loss: Loss, parameters: Sequence[torch.Tensor], trains: Container[int], changes: Sequence[Older]
+    loss: Loss, parameters: Sequence[torch.Tensor], asked: Container[int], changes: Sequence[Older]
 ) -> Tuple[Dict[int, Optional[torch.Tensor]], Dict[Operation, List[torch.Tensor]]]:
     """Return gradients by `id` of their parameter as PyTorch computes them, and the results of a loss's operations.
 
-    Parameters were changed after operations, in the order of `changes`. They are changed in the same ways here, so that
-    autograd finds the memory that it has saved with the later values, or raises its error for writes that it counts.
+    Those are returned that are `asked` for. Parameters were changed after operations, in the order of `changes`. They
+    are changed in the same ways here, so that autograd finds the memory that it has saved with the later values, or
+    raises its error for writes that it counts.
     """
+    trains = trained_in(loss)
     known = {id(each): plain(each) for each in parameters}
     # By the id of a parameter: the values that it got by the changes, and the number of the operation before each.
     events: List[Tuple[Older, int, Callable[[], torch.Tensor]]] = []
@@ -105,10 +107,10 @@ def mixed_gradients(
     with DisableTorchFunctionSubclass():
         results = _replayed([loss], copies, lambda operation: change_before(operation.number))
         change_before(float("inf"))
-        trained = {key: copy for key, copy in copies.items() if copy.requires_grad}
+        wanted = {key: copy for key, copy in copies.items() if copy.requires_grad and key in asked}
         total = results[loss.value.operation][loss.value.index].sum()
-        found = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
-    return dict(zip(trained, found)), results
+        found = torch.autograd.grad(total, list(wanted.values()), allow_unused=True) if wanted else ()
+    return dict(zip(wanted, found)), results
 
 
 def _total(losses: Sequence[Loss], trained: Mapping[int, torch.Tensor]) -> torch.Tensor:

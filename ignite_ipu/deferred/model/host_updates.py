@@ -158,8 +158,7 @@ class HostGradients:
         """Have the device compute gradients of a loss, at least those `asked` for, unless a read of its value has."""
         self._loop.edits.look()
         if self._kept.mixes(loss):
-            trained = trained_in(loss)
-            return self._of_mixture(loss, trained if asked is None else trained.intersection(map(id, asked)))
+            return self._of_mixture(loss, trained_in(loss) if asked is None else frozenset(map(id, asked)))
         ahead, self._ahead = self._ahead, None
         path = {} if loss.retained else gradient_path(loss.value)
         if ahead is not None and ahead.value is loss.value and ahead.changes == self._kept.changes:
@@ -167,7 +166,7 @@ class HostGradients:
             return dataclasses.replace(ahead.gradients, retained=loss.retained)
         return self._compute(loss, lambda operation: operation.signature.trains and operation not in path)
 
-    def _of_mixture(self, loss: Loss, ids: FrozenSet[int]) -> Gradients:
+    def _of_mixture(self, loss: Loss, asked: FrozenSet[int]) -> Gradients:
         """Have PyTorch compute a loss and some gradients on the host, with weights that were written in between.
 
         A program has one value of each weight, for the forward and for the gradients.
@@ -206,7 +205,7 @@ class HostGradients:
             keep_buffers(operations, retained, retained.__contains__, loop.session.weights)
             if older:
                 stack.enter_context(loop.session.weights.with_others(older))
-            found, results = mixed_gradients(loss, loop.modes.parameters, ids, changes)
+            found, results = mixed_gradients(loss, loop.modes.parameters, asked, changes)
         for operation, tensors in results.items():
             if not operation.done:
                 operation.settle([tensor.detach() for tensor in tensors], keep=operation in retained)
