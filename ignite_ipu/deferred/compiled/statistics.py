@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import FrozenSet, Sequence
+from typing import AbstractSet, FrozenSet, Sequence, Tuple
 
 import torch.nn.functional as F
 
@@ -20,22 +20,26 @@ _FLAGS = {F.batch_norm: "training", F.instance_norm: "use_input_stats"}
 _NONE: FrozenSet[int] = frozenset()
 
 
-def refuse_later_statistics(losses: Sequence[Loss]) -> None:
-    """Refuse a call in evaluation mode if a later call updates its statistics before its loss goes backward.
+def refuse_later_statistics(losses: Sequence[Loss], evaluations: Sequence[Tuple[int, AbstractSet[int]]] = ()) -> None:
+    """Refuse a call in evaluation mode if its statistics are updated before its loss goes backward.
 
     PyTorch's kernels compute the gradient with the later statistics then, and no device does.
+
+    Args:
+        losses: Those of an update, whose later calls may update the statistics.
+        evaluations: The numbers of evaluations, which may, too, each with the ids of the buffers that it has written.
     """
     calls = {each for loss in losses for each in loss.operations if _may_have_statistics(each)}
-    updated = {each: found for each, found in ((each, written_ids(each)) for each in calls) if found}
-    for loss in losses if updated else ():
+    written = ((each.number, f"the call at {each.line}", written_ids(each)) for each in calls if each.signature.writes)
+    updates = [*written, *[(number, "an evaluation", buffers) for number, buffers in evaluations]]
+    for loss in losses if updates else ():
         for call in calls.intersection(loss.operations):
-            for each, statistics in updated.items():
-                if call.number < each.number <= loss.moment and not statistics.isdisjoint(_read(call)):
+            for number, what, statistics in updates:
+                if call.number < number <= loss.moment and not statistics.isdisjoint(_read(call)):
                     raise CaptureError(
-                        f"The call at {call.line} normalises with running statistics, and the call at {each.line} "
-                        f"updates them before backward() at {loss.line}. PyTorch would compute the gradient of the "
-                        "first call with the later statistics. Make the call that updates them first, or call "
-                        "backward() before it."
+                        f"The call at {call.line} normalises with running statistics, and {what} updates them before "
+                        f"backward() at {loss.line}. PyTorch would compute the gradient of the first call with the "
+                        "later statistics. Update them first, or call backward() before that."
                     )
 
 

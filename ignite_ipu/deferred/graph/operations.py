@@ -44,6 +44,8 @@ by_number: Callable[[Operation], int] = operator.attrgetter("number")
 class _Clock:
     """Numbers operations in the order of their calls, up to `now`, and the last one with known values.
 
+    Evaluations that write buffers are numbered as well.
+
     `settled` is the value of `now` when values last came back from a device. Operations recorded later depend on values
     that were missing then, so their values are unknown now.
     """

@@ -16,17 +16,18 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred.compiled.modes import Modes
+from ignite_ipu.deferred.compiled.statistics import refuse_later_statistics
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, by_number
 from ignite_ipu.deferred.graph.owners import CapturedLoop
 from ignite_ipu.deferred.graph.state import model_of, read_buffers, written_buffers, written_ids
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.uses import keep_buffers_read
 from ignite_ipu.deferred.model.buffer_order import (
+    are_written_around,
     comes_between,
     is_read_before,
     may_wait,
     refuse_edits_between,
-    written_between,
 )
 from ignite_ipu.deferred.model.call_replays import CallReplays, Replay, chain_of, is_awaited, unknown_arguments
 from ignite_ipu.deferred.model.edits import WeightEdits
@@ -37,18 +38,16 @@ from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.reached import reached
 from ignite_ipu.program.tensors.raw import plain
-from ignite_ipu.program.user_code import current_line
+from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.hooks import Edited
 from ignite_ipu.session.weights.tracker import Weights
 
 
-class _Overwritten(NamedTuple):
-    """A buffer that evaluations have written: its value before the first, and the last operations before each end."""
+class _Evaluation(NamedTuple):
+    """Evaluations in a row, numbered as operations: by `id` the buffers that they wrote, with values from before."""
 
-    tensor: torch.Tensor
-    before: torch.Tensor
-    first: int
-    last: int
+    number: int
+    before: Dict[int, Tuple[torch.Tensor, torch.Tensor]]
 
 
 BOOKS: weakref.WeakSet[BufferBook] = weakref.WeakSet()
@@ -74,9 +73,7 @@ class BufferBook:
         self._taken: Dict[int, Replay] = {}  # replays of the last update's calls, which it began without
         # Calls on the host that the next update leaves out: replayed ones, and those that raised an error.
         self._left: Dict[int, Tuple[Operation, Replay]] = {}
-        # By `id`, buffers that evaluations have written since the last update: previous contents, and time of the
-        # write.
-        self._overwritten: Dict[int, _Overwritten] = {}
+        self._evaluations: List[_Evaluation] = []  # those that have written buffers since the last update
         self._passed: Set[int] = set()  # those that have waited while another optimizer stepped
         self._is_settling = False
         REGISTRATIONS.observe(self)
@@ -98,9 +95,9 @@ class BufferBook:
             self.record(call)
         self.replays.update(other.replays)
         self._passed |= other._passed
-        self._overwritten.update(other._overwritten)
+        self._evaluations = sorted([*self._evaluations, *other._evaluations], key=lambda each: each.number)
         self.shared.merge(other.shared)
-        for moved in (other.waiting, other.replays, other._passed, other._overwritten):
+        for moved in (other.waiting, other.replays, other._passed, other._evaluations):
             moved.clear()
 
     def before_read(self) -> None:
@@ -164,10 +161,13 @@ class BufferBook:
 
     def before_written(self, buffers: Sequence[torch.Tensor]) -> None:
         """Note buffers that an evaluation has written, in the order of recorded operations."""
+        if not self._evaluations or self._evaluations[-1].number != CLOCK.now:
+            CLOCK.now += 1
+            self._evaluations.append(_Evaluation(CLOCK.now, {}))
+        before = self._evaluations[-1].before
         for buffer in buffers:
-            known = self._overwritten.get(id(buffer))
-            before, first = (plain(buffer).clone(), CLOCK.now) if known is None else (known.before, known.first)
-            self._overwritten[id(buffer)] = _Overwritten(buffer, before, first, CLOCK.now)
+            if id(buffer) not in before:
+                before[id(buffer)] = buffer, plain(buffer).clone()
 
     def before_update(
         self, losses: Sequence[Loss], loop: CapturedLoop, changes: Optional[Callable[[Operation], bool]] = None
@@ -178,6 +178,8 @@ class BufferBook:
         alone, and None if it is of all weights. If it is given, a call may wait for the update of another optimizer, if
         no call writes before it does.
         """
+        if self._evaluations:
+            refuse_later_statistics(losses, [(each.number, each.before.keys()) for each in self._evaluations])
         operations = [operation for loss in losses for operation in loss.operations]
         made = {operation.number for operation in operations}
 
@@ -203,6 +205,7 @@ class BufferBook:
         apart = [*left, *[call for call in later if call.number in self.replays or not may_wait(call, others)]]
         ahead = [*operations, *[call for call in later if call not in apart]]
         together = any(comes_between(call, ahead) for call in (*apart, *[call for call, _ in self._left.values()]))
+        together |= any(are_written_around(each.number, each.before, ahead) for each in self._evaluations)
         settled = [call for call in pending if together or call in apart]
         problem = self.settle(settled)
         if problem is not None:
@@ -232,7 +235,7 @@ class BufferBook:
     @property
     def is_empty(self) -> bool:
         """True if no call waits for its update, or for results of others, and nothing has changed buffers of one."""
-        kept = self.waiting or self.replays or self._overwritten or self._left or self.shared.are_written
+        kept = self.waiting or self.replays or self._evaluations or self._left or self.shared.are_written
         return not (kept or (len(BOOKS) and _others_wait(self)))
 
     def state_of(self, operations: Sequence[Operation]) -> Callable[[], None]:
@@ -240,14 +243,15 @@ class BufferBook:
         numbers = [each.number for each in operations if each.number in self.waiting]
         waiting = {number: self.waiting[number] for number in numbers}
         replays = {number: self.replays[number] for number in numbers if number in self.replays}
-        overwritten, passed = dict(self._overwritten), self._passed.intersection(numbers)
+        evaluations, passed = list(self._evaluations), self._passed.intersection(numbers)
 
         def restore() -> None:
             for call in waiting.values():
                 self.record(call)
             taken = {number: self._taken[number] for number in numbers if number in self._taken}
             self.replays.update({**replays, **taken})
-            self._overwritten.update(overwritten)
+            known = {each.number for each in evaluations}
+            self._evaluations = [*evaluations, *[each for each in self._evaluations if each.number not in known]]
             self._passed |= passed
 
         return restore
@@ -264,9 +268,9 @@ class BufferBook:
         left, self._left = self._left, {}
         numbers = self.replays.keys() & {each.number for each in operations if not each.done}
         self._taken = {number: self.replays.pop(number) for number in numbers}
-        overwritten, self._overwritten = self._overwritten, {}
-        for each in overwritten.values():
-            self._edits.note(each.last)
+        evaluations, self._evaluations = self._evaluations, []
+        for each in evaluations:
+            self._edits.note(each.number)
         with self.weights.with_others(list(began.values()), kept) if began else contextlib.nullcontext():
             yield
         self.shared.note([*operations, *[call for call, _ in left.values()]])
@@ -277,30 +281,26 @@ class BufferBook:
         """Return the buffers with which operations began, by `id`, and those of which the host has the newest."""
         began: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
         kept: Set[int] = set()
-        if not (self.replays or self._overwritten or self._left):
+        if not (self.replays or self._evaluations or self._left):
             return began, kept
         # Calls whose values are known are made again, too.
         every = sorted((each for each in operations if each.model is not None or each.signature.writes), key=by_number)
         calls = [each for each in every if not each.done]
         made = {call.number for call in every}
         others = [(self.waiting[number], self.replays[number]) for number in self.replays.keys() - made]
-        writers: List[Tuple[Operation, Optional[Replay]]] = [*others, *self._left.values()]
+        writers: List[Tuple[int, Optional[Line], Sequence[Tuple[torch.Tensor, Optional[torch.Tensor]]]]] = [
+            *[(each.number, None, tuple(each.before.values())) for each in self._evaluations],
+            *[(call.number, call.line, _written(call, replay)) for call, replay in (*others, *self._left.values())],
+        ]
         reads = [(call, read_buffers(call)) for call in every if writers]
-        writers += [(call, self.replays.get(call.number)) for call in calls]
-        for writer, replay in sorted(writers, key=lambda pair: pair[0].number):
-            for name, tensor in written_buffers(writer).items():
-                if replay is None:
+        writers += [(call.number, call.line, _written(call, self.replays.get(call.number))) for call in calls]
+        for number, line, written in sorted(writers, key=lambda writer: writer[0]):
+            for tensor, before in written:
+                if before is None:
                     kept.discard(id(tensor))
-                elif writer.number in made or is_read_before(writer, tensor, reads):
-                    began.setdefault(id(tensor), (tensor, replay.before[name]))
+                elif number in made or is_read_before(number, line, tensor, reads):
+                    began.setdefault(id(tensor), (tensor, before))
                     kept.add(id(tensor))
-        for key, each in self._overwritten.items():
-            before = [call for call in calls if call.number <= each.first]
-            if before and calls[-1].number > each.first:
-                raise written_between(before[0], calls[-1], "an evaluation")
-            if before:
-                began.setdefault(key, (each.tensor, each.before))
-                kept.add(key)
         return began, kept
 
     def settle_unused(self) -> None:
@@ -423,6 +423,12 @@ def _borrows(book: BufferBook, call: Operation) -> bool:
     """Return whether a call of a book gets results of models trained apart, other than by one that waits already."""
     found = reached([call], lambda each: () if each.number in book.waiting else unknown_arguments(each))
     return any(each.model is not None and _book_of(each) is not book for each in found)
+
+
+def _written(call: Operation, replay: Optional[Replay]) -> List[Tuple[torch.Tensor, Optional[torch.Tensor]]]:
+    """Return the buffers that a call writes, each with its value from before; None for a call without a replay."""
+    buffers = written_buffers(call).items()
+    return [(tensor, None if replay is None else replay.before[name]) for name, tensor in buffers]
 
 
 def _leave(book: BufferBook, call: Operation, replay: Replay) -> None:

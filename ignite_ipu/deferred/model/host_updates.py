@@ -222,8 +222,8 @@ class HostGradients:
     def _compute(self, loss: Loss, keeps: Callable[[Operation], bool], before: Optional[Values] = None) -> Gradients:
         """Have the device compute the gradients of a loss, after a look for edits."""
         loop, operations = self._loop, loss.operations
-        with _restored_if_refused(loop.buffers, operations) if loop.buffers.waiting else contextlib.nullcontext():
-            if loop.buffers.waiting:
+        with contextlib.nullcontext() if loop.buffers.is_empty else _restored_if_refused(loop.buffers, operations):
+            if not loop.buffers.is_empty:
                 loop.buffers.before_update([loss], loop, nothing)
             if loop.edits.older:
                 self._kept.follow_edits()

@@ -343,3 +343,93 @@ def test_a_buffer_that_the_loop_writes_between_two_calls_of_one_update(update: s
 
     with pytest.raises(CaptureError, match=r"between them the loop has written buffers|were written after that"):
         go_on()
+
+
+Calls = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def labels_between(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return a loss of two calls between which the model has made labels."""
+    scores = model(x)
+    with torch.no_grad():
+        labels = model(x + 0.1).argmax(1)
+    return F.cross_entropy(scores, y) + F.cross_entropy(model(x - 0.1), labels)
+
+
+def targets_between(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return a loss of three calls, with targets that were computed between each two."""
+    scores = [model(x)]
+    loss = F.cross_entropy(scores[0], y)
+    for shift in (0.1, 0.2):
+        with torch.no_grad():
+            target = model(x + shift)
+        scores.append(model(x - shift))
+        loss = loss + F.mse_loss(scores[-1], target)
+    return loss
+
+
+def goes_backward_twice(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    F.cross_entropy(model(x), y).backward()
+    with torch.no_grad():
+        labels = model(x + 0.1).argmax(1)
+    return F.cross_entropy(model(x - 0.1), labels)
+
+
+def looks_at_statistics(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    first = model(x)
+    with torch.no_grad():
+        target = model(x + 0.1) + next(model.buffers()).sum()
+    return F.cross_entropy(first, y) + F.mse_loss(model(x - 0.1), target)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("calls", [labels_between, targets_between, goes_backward_twice, looks_at_statistics])
+def test_an_evaluation_between_two_calls_of_one_update_writes_the_same_statistics(calls: Calls, update: str) -> None:
+    """As PyTorch, which writes the statistics of each call at once."""
+    seen: Dict[str, List[Any]] = {}
+    for each in ("eager", update):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 5, bias=False), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if each != "eager":
+            ipu_prepare(model, optimizer, config=IPUConfig(update=each))
+        found: List[Any] = seen.setdefault(each, [])
+        for _ in range(4):
+            x, y = torch.randn(6, 4), torch.randint(0, 3, (6,))
+            optimizer.zero_grad()
+            loss = calls(model, x, y)
+            loss.backward()
+            optimizer.step()
+            found.append((loss.item(), copy.deepcopy(model.state_dict())))
+    torch.testing.assert_close(seen[update], seen["eager"], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_an_evaluation_updates_statistics_that_a_loss_was_normalised_with(update: str) -> None:
+    """PyTorch's gradient would be one with the later statistics; after `backward()` it makes no difference."""
+    x, y = torch.randn(6, 4), torch.zeros(6, dtype=torch.long)
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ipu_prepare(model, optimizer, config=IPUConfig(update=update))
+
+    def train(before_backward: bool) -> None:
+        model.eval()
+        loss = F.cross_entropy(model(x), y)
+        model.train()
+        if not before_backward:
+            loss.backward()
+        with torch.no_grad():
+            model(x + 3)
+        if before_backward:
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    twin = copy.deepcopy(model)
+    stepped = torch.optim.SGD(twin.parameters(), lr=0.1)
+    F.cross_entropy(twin.eval()(x), y).backward()
+    stepped.step()
+    train(False)
+    torch.testing.assert_close(list(model.parameters()), list(twin.parameters()))
+    with pytest.raises(CaptureError, match="an evaluation updates them before backward"):
+        train(True)
