@@ -16,7 +16,7 @@ import ignite_ipu
 from ignite_ipu import torch_names
 from ignite_ipu.torch_names import NAMES, MissingNameError, Name
 from ignite_ipu.torch_names import lists as over_lists
-from ignite_ipu.torch_names.modules import all_modules, all_named_modules
+from ignite_ipu.torch_names.modules import all_modules, all_named_modules, all_named_parameters, all_parameters
 
 ROOT = Path(ignite_ipu.__file__).parent
 MODULES = sorted(file.stem for file in Path(torch_names.__file__).parent.glob("[a-z]*.py"))
@@ -283,3 +283,21 @@ def test_modules_are_walked_in_the_order_of_pytorch(hides: bool) -> None:
     assert all_named_modules(model) == list(model.named_modules())
     assert all_modules(hidden) == list(hidden.modules())
     assert len(all_modules(model)) == (10 if hides else 11)
+
+
+class _Renamed(nn.Linear):
+    """Shows none of its parameters."""
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        return iter(())
+
+
+def test_parameters_are_walked_in_the_order_of_pytorch():
+    """Shared ones come once, under their first name; a class that hides its parameters has them all the same."""
+    shared, model = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU())
+    model.add_module("first", nn.Sequential(shared, nn.BatchNorm1d(2)))
+    model.add_module("second", shared)
+    assert all_named_parameters(model) == list(model.named_parameters())
+    assert all_parameters(model) == list(model.parameters())
+    hidden = _Renamed(2, 2)
+    assert all_named_parameters(hidden) == [("weight", hidden.weight), ("bias", hidden.bias)]

@@ -370,7 +370,7 @@ def refuse_unsupported(
 def _native(create: Any, device: Any, config: IPUConfig, model: nn.Module, *others: Any, **arguments: Any) -> Any:
     """Return Ignite's own engine for a native run, on the device that the model is on unless told another."""
     if device is None or torch.device(device).type == "ipu":
-        parameter = next(all_parameters(model), None)  # migrated code has moved the model already
+        parameter = next(iter(all_parameters(model)), None)  # migrated code has moved the model already
         device = None if parameter is None else parameter.device
     if config.half_products:
         arguments["amp_mode"] = arguments["amp_mode"] or "amp"

@@ -23,6 +23,7 @@ from ignite_ipu.session.executables import ExportedProgram, PathLike, export
 from ignite_ipu.session.program_source import ProgramSource
 from ignite_ipu.session.weights.batch_counters import Counted
 from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, all_named_modules
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +177,8 @@ class CompiledProgram:
 
 def _formats_of(step: BatchStep) -> List[Tuple[torch.dtype, Sequence[int]]]:
     """Return the types and shapes of a module's parameters and buffers."""
-    return [(dtype_of(tensor), shape_of(tensor)) for tensor in named_tensors(step).values()]
+    with DisableTorchFunctionSubclass():
+        return [(dtype_of(tensor), shape_of(tensor)) for tensor in named_tensors(step).values()]
 
 
 def _compiled_in(

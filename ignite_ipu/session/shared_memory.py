@@ -14,16 +14,24 @@ from torch import nn
 
 from ignite_ipu.capabilities.traced import SHARED
 from ignite_ipu.errors import SessionError
-from ignite_ipu.program.forward.module_attributes import plain_attributes, tensors_in
+from ignite_ipu.program.forward.module_attributes import tensors_in
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import named_tensors, requires_grad
 from ignite_ipu.program.tensors.sharing import overlapping
 from ignite_ipu.program.tensors.trees import PLAIN
 from ignite_ipu.program.traced_places import refusal_at
 from ignite_ipu.torch_names.dispatch import DispatchMode, tree_flatten
-from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, all_named_modules
+from ignite_ipu.torch_names.modules import (
+    BUFFERS,
+    FORWARD_HOOKS,
+    PARAMETERS,
+    all_named_modules,
+    attributes_of_modules,
+)
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
+# The attributes that PyTorch gives every module, but for the hooks that its calls run.
+_WITHOUT_TENSORS = frozenset(attributes_of_modules()).difference(FORWARD_HOOKS)
 _COLLECTIONS = frozenset((dict, OrderedDict, list, tuple, set, frozenset))
 
 
@@ -64,9 +72,9 @@ def _attributes(step: nn.Module, registered: Collection[int]) -> Dict[str, torch
     """Return the tensors in plain attributes of modules by name, without registered tensors."""
     found: Dict[str, torch.Tensor] = {}
     for path, module in all_named_modules(step):
-        for name, value in plain_attributes(module.__dict__).items():
+        for name, value in module.__dict__.items():
             kind = type(value)
-            if kind in PLAIN or (kind in _COLLECTIONS and not value):
+            if name in _WITHOUT_TENSORS or kind in PLAIN or (kind in _COLLECTIONS and not value):
                 continue
             if kind is tuple and PLAIN.issuperset(map(type, value)):
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -35,6 +35,7 @@ __all__ = [
     "NormWithStatistics",
     "all_modules",
     "all_named_modules",
+    "all_named_parameters",
     "all_parameters",
     "attributes_of_modules",
     "buffers_of",
@@ -86,26 +87,23 @@ _NAMED_MODULES = nn.Module.named_modules
 
 def all_named_modules(model: nn.Module) -> List[Tuple[str, nn.Module]]:
     """Return a module and those in it, with their paths: `model.named_modules()`, without a generator at each level."""
-    found: List[Tuple[str, nn.Module]] = []
-    seen: Set[int] = set()
+    found: Dict[int, Tuple[str, nn.Module]] = {}
     ahead: List[Tuple[str, nn.Module]] = [("", model)]
     while ahead:
         path, module = entry = ahead.pop()
         number = id(module)
-        if number in seen:
+        if number in found:
             continue
         if type(module).named_modules is not _NAMED_MODULES:  # a class of its own opinion
-            inner = [(each, part) for each, part in module.named_modules(prefix=path) if id(part) not in seen]
-            seen.update(id(part) for _, part in inner)
-            found += inner
+            for inner in module.named_modules(prefix=path):
+                found.setdefault(id(inner[1]), inner)
             continue
-        seen.add(number)
-        found.append(entry)
+        found[number] = entry
         parts = getattr(module, MODULES)
         if parts:
             prefix = f"{path}." if path else ""
             ahead += [(prefix + name, part) for name, part in [*parts.items()][::-1] if part is not None]
-    return found
+    return [*found.values()]
 
 
 def all_modules(model: nn.Module) -> List[nn.Module]:
@@ -113,14 +111,25 @@ def all_modules(model: nn.Module) -> List[nn.Module]:
     return [module for _, module in all_named_modules(model)]
 
 
-def all_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the parameters of a module and those in it, whatever its class returns from `parameters()`."""
-    return nn.Module.parameters(model)
+def all_named_parameters(model: nn.Module) -> List[Tuple[str, nn.Parameter]]:
+    """Return the parameters of a module and those in it by name, each once, as `named_parameters()` of `nn.Module`."""
+    found: Dict[int, Tuple[str, nn.Parameter]] = {}
+    for path, module in all_named_modules(model):
+        prefix = f"{path}." if path else ""
+        for name, parameter in getattr(module, PARAMETERS).items():
+            if parameter is not None:
+                found.setdefault(id(parameter), (prefix + name, parameter))
+    return [*found.values()]
+
+
+def all_parameters(model: nn.Module) -> List[nn.Parameter]:
+    """Return the parameters of a module and those in it, whatever its class returns from `parameters()`."""
+    return [parameter for _, parameter in all_named_parameters(model)]
 
 
 def has_parameters(model: nn.Module) -> bool:
     """Return whether a module, or a module in it, has a parameter."""
-    return next(all_parameters(model), None) is not None
+    return next(nn.Module.parameters(model), None) is not None
 
 
 FORWARD_HOOKS = (

@@ -23,7 +23,7 @@ from ignite_ipu.errors import LossError, listed
 from ignite_ipu.program.function_mode import FunctionGuard
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.user_code import current_line
-from ignite_ipu.torch_names.modules import BACKWARD_HOOKS, all_named_modules, global_hooks
+from ignite_ipu.torch_names.modules import BACKWARD_HOOKS, all_named_modules, all_named_parameters, global_hooks
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, gradient_hooks_of
 
 _DERIVATIVES = ("torch", "transformers")
@@ -61,7 +61,7 @@ def problem_of_hooks(model: nn.Module, of_parameters: bool = True) -> Optional[s
     Those `of_parameters` can be called where gradients come back to the host.
     """
     with DisableTorchFunctionSubclass():
-        named = model.named_parameters() if of_parameters else ()
+        named = all_named_parameters(model) if of_parameters else ()
         names = [name for name, tensor in named if gradient_hooks_of(tensor)]
     for path, module in all_named_modules(model):
         if any(map(module.__dict__.get, BACKWARD_HOOKS)):

@@ -65,7 +65,7 @@ class ModuleAttributes:
             value_of: Returns the values of a traced tensor that depends on no data, None for others.
         """
         for _, own, before, _ in self._before:
-            for name, former in before.items():
+            for name, former in () if _are(own, before) else before.items():
                 if own.get(name) is not former:
                     value = constant_of(former, own.get(name), value_of)
                     if value is not None:

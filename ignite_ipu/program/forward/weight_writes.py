@@ -13,7 +13,7 @@ from ignite_ipu.errors import SessionError
 from ignite_ipu.program.traced_places import refusal_at
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of
-from ignite_ipu.torch_names.modules import NormWithStatistics
+from ignite_ipu.torch_names.modules import NormWithStatistics, all_named_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of
 
 
@@ -30,7 +30,7 @@ class WeightWriteGuard(DispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: nn.Module, buffers: Optional[Mapping[str, torch.Tensor]] = None) -> None:
         super().__init__()
         with DisableTorchFunctionSubclass():
-            weights: Any = model.named_parameters()
+            weights: Any = all_named_parameters(model)
             self._weights: Dict[Optional[int], str] = {
                 memory_of(weight): name for name, weight in weights if not is_lazy(weight)
             }
