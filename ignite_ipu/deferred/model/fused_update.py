@@ -338,7 +338,13 @@ class FusedUpdate:
                 f"optimizer of the same weights, a {type(other).__name__}. One optimizer makes one update: call "
                 "zero_grad() and backward() before each step(), and read values after it."
             )
+        self.follow(optimizer)
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let another optimizer of some of the same weights make the updates from here on."""
         self.training.change_optimizer(optimizer)
+        if not self.makes_all:
+            self.train_held()
 
     def run(self, losses: Sequence[Loss], entries: Sequence[Entry]) -> Mapping[Loss, Made]:
         """Run the update of the pending losses, which are in entries; returns them as they were, if they are kept."""

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from ignite_ipu.capabilities.optimizers import ON_THE_HOST
-from ignite_ipu.deferred.graph.owners import held_parameters, held_tensors
+from ignite_ipu.deferred.graph.owners import held_parameters, held_tensors, parameter_of
 from ignite_ipu.deferred.tensor.device_gradient import DeviceGradient
 from ignite_ipu.deferred.tensor.frames import frame_of
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.tensors.raw import gradient_of, plain, requires_grad
 from ignite_ipu.program.user_code import current_line
+from ignite_ipu.session.hooks import Gradients
 from ignite_ipu.session.weights.tracker import Weights
 from ignite_ipu.torch_names.modules import CONVERSION
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
@@ -76,6 +77,9 @@ class GradientViews:
 
     def show(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
         """Return `parameter.grad`."""
+        others = self._of_owner(parameter)
+        if others is not None:
+            return others.show(parameter)
         with DisableTorchFunctionSubclass():
             found, source = gradient_of(parameter), self._source()
             converts = CONVERSION is not None and frame_of(CONVERSION) is not None
@@ -96,6 +100,9 @@ class GradientViews:
 
         Returns False if it is the gradient that is there already.
         """
+        others = self._of_owner(parameter)
+        if others is not None:
+            return others.put(parameter, gradient)
         source = self._source()
         with DisableTorchFunctionSubclass():
             if gradient is not None and (
@@ -105,6 +112,12 @@ class GradientViews:
         if source is not None:
             source.replace(parameter, gradient)
         return True
+
+    def _of_owner(self, parameter: torch.Tensor) -> Optional[Gradients]:
+        """Return the gradients of another loop that has a parameter, as that of an encoder within this one's model."""
+        owner = parameter_of(parameter)
+        shown = None if owner is None else owner[0].loop.updates.gradients.shown
+        return None if shown is self else shown
 
     def clear(self, ids: Collection[int], available: bool) -> None:
         """Forget views of gradients that are None from now on; those that the loop holds keep their values, if any."""

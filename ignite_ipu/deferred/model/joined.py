@@ -18,7 +18,7 @@ from ignite_ipu.deferred.model.fused_update import FusedUpdate, known_update
 from ignite_ipu.deferred.model.fused_updates import FusedUpdates
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.model import CapturedModel, loops_of
-from ignite_ipu.errors import CaptureError
+from ignite_ipu.errors import listed
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.modules import all_parameters
@@ -89,14 +89,16 @@ def captured_by(optimizer: torch.optim.Optimizer) -> Optional[FusedUpdate]:
     if loop is None or not isinstance(loop.updates, FusedUpdates):
         return None
     rivals, updates = _overlapping(optimizer, loop), loop.updates.books.updates
-    if rivals and _holds_all(optimizer, loop) and len(updates) == len(rivals) == 1:
-        (update,) = updates
+    if len(rivals) == 1:
+        # It follows the other one, as a classifier's optimizer that of the encoder before.
+        update = next(each for each in updates if each.training.optimizer is rivals[0])
     elif rivals:
-        raise CaptureError(
-            f"The model {loop.name} has two optimizers for the same weights, a {type(rivals[0]).__name__} and a "
-            f"{type(optimizer).__name__}. Let each have parameters of its own, or let each have all of them where one "
-            "follows the other."
+        names = listed([type(each).__name__ for each in (*rivals, optimizer)])
+        loop.updates.leave_device(
+            f"{loop.name} has optimizers that hold the same weights, {names}. Let each have parameters of its own, or "
+            "one follow one other."
         )
+        return None
     else:
         update = loop.updates.update_of(optimizer)
         for other in list(OPTIMIZERS) if not _holds_all(optimizer, loop) else ():

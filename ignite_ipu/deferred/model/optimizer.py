@@ -173,6 +173,9 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
         if on_host:
             return _step_on_host(self, on_host, closure)
         update = None if closure is not None and _awaits_models(self) else captured_by(self)
+        on_host = self.__dict__[WATCH].gather_on_host() if update is None else on_host
+        if on_host:  # the optimizer was the reason to leave the device
+            return _step_on_host(self, on_host, closure)
     if update is None:
         found = type(self).step(self) if closure is None else _step_that_captures(self, closure)
         note_step(self)
@@ -283,6 +286,9 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
         update.zero_grad(self, set_to_none)
         return
     on_host = self.__dict__[WATCH].gather_on_host()
+    update = None if on_host or _are_apart(self) else captured_by(self)
+    if update is None and not on_host:
+        on_host = self.__dict__[WATCH].gather_on_host()  # the optimizer may be the reason to leave the device
     if on_host and set_to_none and type(self).zero_grad is torch.optim.Optimizer.zero_grad:
         with DisableTorchFunctionSubclass():  # as PyTorch's method does, but without an access to watched parameters
             for parameter in held_tensors(self):
@@ -294,7 +300,6 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
                 stack.enter_context(HostStep(each.training.session.weights.detector))
             type(self).zero_grad(self, set_to_none)
         return
-    update = None if _are_apart(self) else captured_by(self)
     if update is None:
         type(self).zero_grad(self, set_to_none)
         return
@@ -303,7 +308,7 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
         return
     if update.training.optimizer is not self:
         # Its update comes next, and how it is clipped is said before.
-        update.training.change_optimizer(self)
+        update.follow(self)
 
 
 def _are_apart(optimizer: torch.optim.Optimizer) -> bool:

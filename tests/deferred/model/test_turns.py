@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import pytest
 import torch
@@ -460,16 +460,115 @@ def test_a_loss_from_before_a_step_goes_backward_after_its_model_has_joined_anot
         torch.testing.assert_close(found, native, rtol=1e-4, atol=1e-6)
 
 
+class Classifier(nn.Module):
+    """A classifier upon the encoder of another model."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.head(self.encoder(x))
+        return scores
+
+
+class Pretraining:
+    """An encoder and its decoder that Adam trains, and `beside` them a third model with a loss of both."""
+
+    def __init__(self, beside: bool, update: Optional[str]) -> None:
+        torch.manual_seed(0)
+        self.encoder = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU())
+        self.coder, self.noise = nn.Sequential(self.encoder, nn.Linear(5, 4)), nn.Linear(4, 4)
+        self.first = torch.optim.Adam(self.coder.parameters(), lr=0.01)
+        self.third = torch.optim.SGD(self.noise.parameters(), lr=0.1)
+        self.beside = beside
+        for each in (self.coder, self.first, self.noise, self.third) if update is not None else ():
+            ipu_prepare(each, config=IPUConfig(update=update))
+        for _ in range(3):
+            self.train()
+
+    def train(self) -> None:
+        x = torch.randn(6, 4)
+        F.mse_loss(self.coder(x), x).backward()
+        self.first.step()
+        self.first.zero_grad()
+        if self.beside:
+            F.mse_loss(self.coder(self.noise(x)), x).backward()
+            self.third.step()
+            self.third.zero_grad()
+
+
+def fine_tuned(kind: str, clears_first: bool, update: Optional[str]) -> Any:
+    """Return losses, weights and optimizers' states of a classifier upon a trained encoder; None is plain PyTorch."""
+    before = Pretraining(kind.endswith("third"), update)
+    model, coder, first = Classifier(before.encoder), before.coder, before.first
+    before.encoder.requires_grad_(kind != "head alone")
+    second = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.1, momentum=0.9)
+    if update is not None:
+        ipu_prepare(model, second, config=IPUConfig(update=update))
+    seen: List[Any] = []
+    for _ in range(3):
+        x, y = torch.randn(6, 4), torch.randint(0, 3, (6,))
+        loss = F.cross_entropy(model(x), y)
+        if kind == "of one loss":
+            loss = loss + F.mse_loss(coder(x), x)
+        if clears_first:
+            second.zero_grad()
+        loss.backward()
+        second.step()
+        if kind == "of one loss":
+            first.step()
+            first.zero_grad()
+        if not clears_first:
+            second.zero_grad()
+        seen.append((loss.item(), values(coder, model)))
+        if kind.startswith("in turns"):
+            before.train()
+    states = [[list(entries.values()) for entries in each.state_dict()["state"].values()] for each in (first, second)]
+    return seen, values(coder, model), states
+
+
+@pytest.mark.parametrize("clears_first", [False, True])
+@pytest.mark.parametrize("kind", ["fine-tuned", "in turns", "in turns beside a third", "of one loss", "head alone"])
+@pytest.mark.parametrize("update", ["auto", "host"])
+def test_an_optimizer_of_a_new_model_with_weights_of_an_older_one(kind: str, clears_first: bool, update: str) -> None:
+    """An encoder is trained first, and then a classifier that has its layers."""
+    found, native = fine_tuned(kind, clears_first, update), fine_tuned(kind, clears_first, None)
+    torch.testing.assert_close(found, native, rtol=1e-4, atol=1e-6)
+
+
+def test_the_gradient_of_a_weight_that_another_model_has_frozen() -> None:
+    """It is that of the loop that has trained the weight."""
+    torch.manual_seed(0)
+    encoder = nn.Linear(4, 5)
+    coder = nn.Sequential(encoder, nn.Linear(5, 4))
+    optimizer = torch.optim.SGD(coder.parameters(), lr=0.1)
+    ipu_prepare(coder, optimizer, config=IPUConfig(update="auto"))
+    x = torch.randn(6, 4)
+    twin = copy.deepcopy(coder)
+    F.mse_loss(twin(x), x).backward()
+    F.mse_loss(coder(x), x).backward()
+    optimizer.step()
+    encoder.requires_grad_(False)
+    model = Classifier(encoder)
+    second = torch.optim.SGD(model.head.parameters(), lr=0.1)
+    ipu_prepare(model, second)
+    F.cross_entropy(model(x), torch.zeros(6, dtype=torch.long)).backward()
+    second.step()
+    torch.testing.assert_close(encoder.weight.grad, twin[0].weight.grad)
+
+
 def test_optimizers_with_a_weight_in_common_are_refused() -> None:
-    """One weight has one optimizer, or all weights have them one after another."""
+    """On the device one weight has one optimizer at a time, and only one other may follow it."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    first = torch.optim.SGD(model[0].parameters(), lr=0.1)
-    second = torch.optim.SGD([*model[0].parameters(), model[1].weight], lr=0.1)
-    ipu_prepare(first, model)
-    ipu_prepare(second)
-    first.zero_grad()
-    with pytest.raises(CaptureError, match="two optimizers for the same weights"):
-        second.zero_grad()
+    steps = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model]
+    both = torch.optim.Adam(model.parameters())
+    ipu_prepare(model, *steps)
+    ipu_prepare(both)
+    for each in steps:
+        each.zero_grad()
+    with pytest.raises(CaptureError, match="optimizers that hold the same weights, SGD, SGD, Adam"):
+        both.zero_grad()
 
 
 def test_closing_gives_everything_back() -> None:
