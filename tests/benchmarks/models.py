@@ -80,8 +80,9 @@ def width_for(wanted: float, rows: int, layers: int = 3) -> int:
     def is_long(width: int) -> bool:
         data = batches(4, rows, width)
         loop = poptorch_loop(perceptron(width, layers), data)
-        loop()
-        taken[width] = statistics.median(seconds(loop) / len(data) for _ in range(3))
+        for _ in range(5):  # the first steps touch memory for the first time, and take longer
+            loop()
+        taken[width] = statistics.median(seconds(loop) / len(data) for _ in range(5))
         return taken[width] > wanted
 
     longer = 64

@@ -87,6 +87,7 @@ class _FirstCalls:
         with DisableTorchFunctionSubclass():
             self._tensors = {name: each for name, each in named_tensors(model).items() if not is_lazy(each)}
             self._memory = {name: plain(each) for name, each in self._tensors.items()}
+            self._places = {name: memory_of(each) for name, each in self._memory.items()}
             # Weights follow when one is written: a model may have many.
             buffers = named_tensors(model, BUFFERS).keys() & self._memory.keys()
             self._before = {name: self._memory[name].clone() for name in buffers}
@@ -154,7 +155,7 @@ class _FirstCalls:
 
     def _recorded(self) -> Tuple[_Values, List[torch.Tensor]]:
         """Return the values that a call writes, for each tensor in their order, and the tensors that it returns."""
-        writes = _Writes(self._memory, self._before)
+        writes = _Writes(self._memory, self._places, self._before)
         if self._recorder is None:
             with _Noted(writes):
                 result = self._call()
@@ -165,8 +166,8 @@ class _FirstCalls:
         values = {name: each for name, each in writes.values.items() if name not in self._idle}
         with torch.no_grad(), DisableTorchFunctionSubclass():
             for name, tensor in self._tensors.items():
-                memory = self._memory[name]
-                if memory_of(tensor) != memory_of(memory):  # `weight.data = ...`
+                if memory_of(tensor) != self._places[name]:  # `weight.data = ...`
+                    memory = self._memory[name]
                     self._before.setdefault(name, memory.clone())
                     if tensor.shape == memory.shape:
                         values.setdefault(name, []).append(plain(tensor).clone())
@@ -190,18 +191,20 @@ class _FirstCalls:
 
 
 class _Writes:
-    """Records the values of some tensors after each operator that writes into their memory.
+    """Records the values of some tensors after each operator that writes into their memory, which is at these places.
 
     `before` gets those from before the first write, of tensors that it has not got.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], before: Dict[str, torch.Tensor]) -> None:
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], places: Mapping[str, int], before: Dict[str, torch.Tensor]
+    ) -> None:
         self.values: _Values = {}
         self.draws = 0
         self._before = before
         self._tensors: Dict[int, List[Tuple[str, torch.Tensor]]] = {}
         for name, tensor in tensors.items():
-            self._tensors.setdefault(memory_of(tensor), []).append((name, tensor))
+            self._tensors.setdefault(places[name], []).append((name, tensor))
 
     def call(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Return an operator's result."""
