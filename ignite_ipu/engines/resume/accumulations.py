@@ -88,7 +88,7 @@ class Accumulations:
 
     def state_dict(self, values: Mapping[str, Any]) -> Dict[str, Any]:
         """Return the accumulated values, and the plain data of an engine's `state.metrics`."""
-        named = self._named() if idist.get_world_size() == 1 else []
+        named = self._named() if self._kept and idist.get_world_size() == 1 else []
         objects = {name: _changed(kept.owner(), kept.before) for name, kept in named}
         return {"objects": objects, "values": plain_values(values)}
 
@@ -151,7 +151,7 @@ def plain_values(values: Mapping[str, Any]) -> Dict[str, Any]:
 
     None in several processes: each has values of its own, and a checkpoint is written by one of them.
     """
-    return _plain_ones(values) if idist.get_world_size() == 1 else {}
+    return _plain_ones(values) if values and idist.get_world_size() == 1 else {}
 
 
 def _changed(owner: Any, before: Mapping[str, Any]) -> Optional[Dict[str, Any]]:

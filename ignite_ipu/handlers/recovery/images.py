@@ -64,6 +64,7 @@ class RunImages:
         self, trainer: Engine, model: nn.Module, held: HeldTensors, link: Link, objects: Mapping[str, Any]
     ) -> None:
         self._trainer, self._link, self._objects = trainer, link, objects
+        self._imaged = trainer if isinstance(trainer, _HasImages) else None
         self._entries = _Entries(model, held)
         self._writing = threading.Lock()
         self.newest: Optional[RunImage] = None
@@ -73,8 +74,8 @@ class RunImages:
         trainer = self._trainer
         places, entries = self._entries.read()
         states = {name: copied(value.state_dict()) for name, value in self._objects.items()}
-        if isinstance(trainer, _HasImages):
-            of_trainer = trainer.state_image(snapshot.random_state)
+        if self._imaged is not None:
+            of_trainer = self._imaged.state_image(snapshot.random_state)
         else:
             of_trainer = functools.partial(copied, copied(trainer.state_dict()))
         self.newest = RunImage(trainer.state.iteration, snapshot, places, entries, states, of_trainer)
