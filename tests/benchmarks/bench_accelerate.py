@@ -57,9 +57,9 @@ def against_poptorch(name: str, milliseconds: float, aim: float) -> Measure:
 def beside_eager(depth: int, aim: float) -> Measure:
     """Measure an iteration whose device call takes no time, and the same loop in PyTorch, the median of three."""
     rounds = max(20, 300 // depth)
-    found = [(overhead(captured_loop, depth, rounds), eager(depth, rounds)) for _ in range(3)]
+    found = [(overhead(captured_loop, depth), eager(depth, rounds)) for _ in range(3)]
     ours, theirs = sorted(found, key=lambda pair: pair[0] / pair[1])[1]
-    least = min(overhead(least_loop, depth, rounds) for _ in range(3)) / theirs
+    least = min(overhead(least_loop, depth) for _ in range(3)) / theirs
     name = f"a captured iteration outside of the device call / the eager iteration, {depth} layers"
     return Measure(name, ours / theirs, aim, "", f"{1e6 * ours:.0f} / {1e6 * theirs:.0f} µs", least)
 
@@ -207,8 +207,11 @@ def least_loop(width: int, depth: int, data: List[Batch]) -> Callable[[], None]:
     return run
 
 
-def overhead(make: Callable[[int, int, List[Batch]], Callable[[], None]], depth: int, rounds: int) -> float:
-    """Return the median seconds of one iteration of a loop on the device whose device call takes no time."""
+def overhead(make: Callable[[int, int, List[Batch]], Callable[[], None]], depth: int) -> float:
+    """Return the median seconds of one iteration of a loop on the device whose device call takes no time.
+
+    An iteration is short: Python has made its code fast after some tens of them.
+    """
     loop = make(8, depth, batches(1, ROWS, 8))
     for _ in range(12):  # the first updates are watched
         loop()
@@ -218,7 +221,7 @@ def overhead(make: Callable[[int, int, List[Batch]], Callable[[], None]], depth:
         return loss  # the records of a Mock would count
 
     with mock.patch.object(backend.poptorch().PoplarExecutor, "__call__", returned):
-        return statistics.median(seconds(loop) for _ in range(rounds))
+        return statistics.median(seconds(loop) for _ in range(300))
 
 
 def eager(depth: int, rounds: int) -> float:
