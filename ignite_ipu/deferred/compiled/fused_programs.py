@@ -172,7 +172,6 @@ class FusedPrograms(TrainingPrograms):
             with self.modes.as_then(modes), self._others_frozen():
                 compiled, results = self._call(batches, needed, modes)
         self.tape = Tape(losses)
-        self.session.calls.note_updates(1)
         first = self._last is None
         self._last = compiled
         parts = batches[0].parts if len(batches) == 1 else sum([batch.parts for batch in batches])
@@ -206,14 +205,11 @@ class FusedPrograms(TrainingPrograms):
             if gradients:
                 self.gradients.want("another process")
         compiled = self._serving(batches, needed, modes, gradients)
-        if not reducers:
+        with reducers[0].job.reporting() if reducers else contextlib.nullcontext():
             results = self.results(compiled, batches)
+            self.session.calls.note_updates(1)
             self.gradients.follow(self.session.training if compiled.gradients else None)
-            return compiled, results
-        with reducers[0].job.reporting():
-            results = self.results(compiled, batches)
-            self.gradients.follow(self.session.training if compiled.gradients else None)
-            if compiled.gradients:
+            if reducers and compiled.gradients:
                 self.gradients.read()  # those of all processes, of which some may not look at them
         return compiled, results
 

@@ -23,6 +23,7 @@ from ignite_ipu.deferred.model.held_parameters import HeldParameters
 from ignite_ipu.deferred.model.history import History, Made
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.obstacles import obstacle, reached_entries
+from ignite_ipu.deferred.model.once import Once
 from ignite_ipu.deferred.model.steady import Steady
 from ignite_ipu.deferred.model.turns import Reach, Turn, forget
 from ignite_ipu.errors import CaptureError, IPUError
@@ -251,13 +252,14 @@ class FusedUpdate:
             line, clipping = current_line(above=2), self.training.clipping
             asked = clipping.asked
             clipping.finish(None)
-            try:
-                made = self.run(losses, entries)
-            except BaseException:
-                clipping.asked = asked
-                raise
-            books.gradients.use(self.gradients.own, line, made, clipping.norm)
-            self.loop.steady = Steady.of(self)
+            with Once(self.loop.session.weights.updates):
+                try:
+                    made = self.run(losses, entries)
+                except BaseException:
+                    clipping.asked = asked
+                    raise
+                books.gradients.use(self.gradients.own, line, made, clipping.norm)
+                self.loop.steady = Steady.of(self)
 
     def check(self, entries: Optional[Sequence[Entry]] = None) -> Sequence[Loss]:
         """Return the losses of the update that `optimizer.step()` means, none if its parameters have no gradients.
@@ -365,12 +367,12 @@ class FusedUpdate:
         restore = None if in_update is None else buffers.state_of(operations)
         if in_update is not None:
             buffers.before_update(chosen, loop, None if self.makes_all else self.turn.reach.uses)
-        done = [each.done for each in operations]
+        once = Once(loop.session.weights.updates)
         try:
             with self.being_made(), contextlib.nullcontext() if in_update is None else in_update:
                 made = self._run(losses, chosen)
         except BaseException as error:
-            self.fail(losses, error, done, operations, restore)
+            self.fail(losses, error, once, restore)
             raise
         self.turn.note_step()
         return made
@@ -385,15 +387,10 @@ class FusedUpdate:
             self.is_being_made = before
 
     def fail(
-        self,
-        losses: Sequence[Loss],
-        error: BaseException,
-        done: Sequence[bool],
-        operations: Sequence[Operation],
-        restore: Optional[Callable[[], None]] = None,
+        self, losses: Sequence[Loss], error: BaseException, once: Once, restore: Optional[Callable[[], None]] = None
     ) -> None:
         """Discard the losses of an update that failed, or restore the books for an update on the host."""
-        refused = isinstance(error, IPUError) and list(done) == [each.done for each in operations]
+        refused = isinstance(error, IPUError) and not once.is_made
         if refused and self.loop.now.updates.may_leave:
             if restore is not None:
                 restore()

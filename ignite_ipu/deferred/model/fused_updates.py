@@ -19,6 +19,7 @@ from ignite_ipu.deferred.model.host_updates import HostUpdates
 from ignite_ipu.deferred.model.kept_weights import KeptWeights
 from ignite_ipu.deferred.model.leaving import leave_device
 from ignite_ipu.deferred.model.loop import Loop
+from ignite_ipu.deferred.model.once import Once
 from ignite_ipu.deferred.model.processes import note_backward
 from ignite_ipu.deferred.tensor.inputs import gradients_return, refuse_differentiated
 from ignite_ipu.errors import CaptureError, OptimizerError
@@ -214,10 +215,9 @@ class FusedUpdates:
         update = self.books.holding(ids)
         if update.training.optimizer is not None:
             try:
-                run_ahead(update, losses)
+                with Once(self._loop.session.weights.updates):
+                    run_ahead(update, losses)
             except (CaptureError, OptimizerError) as error:
-                if update.early is not None:
-                    raise
                 self.leave_device(str(error), error)
                 self._loop.updates.run_ahead(ids, losses)
             return

@@ -16,11 +16,12 @@ from torch.utils.hooks import RemovableHandle
 from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
 from ignite_ipu.deferred.events import IGNORING
 from ignite_ipu.deferred.graph.modes_then import ModesThen
-from ignite_ipu.deferred.graph.operations import CLOCK, DIFFERENTIATED, USES, Operation
+from ignite_ipu.deferred.graph.operations import CLOCK, DIFFERENTIATED, USES
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.gradients import GradientBook
 from ignite_ipu.deferred.model.held_parameters import HeldParameters, list_of_group
 from ignite_ipu.deferred.model.loop import Loop
+from ignite_ipu.deferred.model.once import Once
 from ignite_ipu.deferred.model.turns import Turn
 from ignite_ipu.optimizers.step_hooks import of_scripts
 from ignite_ipu.program.user_code import current_line
@@ -39,9 +40,7 @@ class LastUpdate(Protocol):
     turn: Turn
     held: HeldParameters
 
-    def fail(
-        self, losses: Sequence[Loss], error: BaseException, done: Sequence[bool], operations: Sequence[Operation]
-    ) -> None: ...
+    def fail(self, losses: Sequence[Loss], error: BaseException, once: Once) -> None: ...
 
 
 class Steady:
@@ -66,7 +65,7 @@ class Steady:
         self._modes: Optional[ModesThen] = None  # of a call whose trained parameters are known to be those
         tables = GLOBAL_PRE_HOOKS, pre_hooks_of(optimizer), post_hooks_of(optimizer), GLOBAL_POST_HOOKS
         self._has_hooks = bool(of_scripts(*tables))
-        self._groups = len(optimizer.param_groups)
+        self._groups, self._updates = len(optimizer.param_groups), loop.session.weights.updates
         self._lists = [(held, len(held)) for held in map(list_of_group, optimizer.param_groups)]
 
     @classmethod
@@ -150,15 +149,15 @@ class Steady:
             return False
         if loop.evaluations.waiting or not loop.buffers.is_empty or USES or not self.holds():
             return False
-        losses, repeated = entry.losses, training.repeated
+        losses, repeated, before = entry.losses, training.repeated, self._updates[0]
         try:
             if repeated is None or not repeated.run(losses[0]):
                 return False
         except BaseException as error:
             loop.steady = None
-            operations = losses[0].operations
-            self.update.fail(losses, error, [False] * len(operations), operations)
-            raise
+            with Once(self._updates, before) as once:
+                self.update.fail(losses, error, once)
+                raise
         entry.losses, entry.used = [], current_line(above=2)
         self.update.turn.stepped = CLOCK.now
         return True

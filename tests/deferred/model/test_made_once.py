@@ -1,0 +1,80 @@
+"""Each `step()` of a loop updates the weights once, whatever follows the device call that makes the update."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ignite_ipu import IPUConfig, ipu_prepare
+from ignite_ipu.errors import SessionError
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(3))
+Y = torch.tensor([0, 1, 2, 1, 0, 2])
+Loop = Callable[[nn.Module, torch.optim.Optimizer, List[Any]], None]
+
+
+def seen(loop: Loop, update: str) -> List[torch.Tensor]:
+    """Return what a loop has seen until an error, and then the weights, in PyTorch and captured."""
+    found = []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        model, values = nn.Linear(4, 3), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        if captured:
+            ipu_prepare(model, optimizer, config=IPUConfig(update=update))
+        loop(model, optimizer, values)
+        found.append(torch.cat([torch.as_tensor(each).reshape(-1) for each in (*values, *model.state_dict().values())]))
+    return found
+
+
+@pytest.mark.parametrize("update", ["auto", "device"])
+def test_a_memory_bank_that_the_loss_uses_is_written_before_the_step(update: str) -> None:
+    """Row by row, with values of the step."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer, values: List[Any]) -> None:
+        bank = torch.full((6, 3), 0.1)
+        for number in range(3):
+            optimizer.zero_grad()
+            scores = model(X)
+            loss = F.cross_entropy(scores, Y) + (scores - bank).pow(2).mean()
+            loss.backward()
+            bank[number].copy_(scores.detach().mean(0))
+            optimizer.step()
+            values += [loss.item(), bank]
+
+    eager, captured = seen(loop, update)
+    torch.testing.assert_close(captured, eager)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_an_error_after_the_device_call_leads_to_no_second_step(reads: bool) -> None:
+    """A value cannot be written into a tensor: it is computed after the update, from an operand that has changed.
+
+    The update may run before its step, for a value that is read.
+    """
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer, values: List[Any]) -> None:
+        factors, history = torch.ones(3), torch.zeros(2)
+        for number in range(2):
+            optimizer.zero_grad()
+            scores = model(X)
+            loss = F.cross_entropy(scores, Y)
+            loss.backward()
+            if number == 0:
+                optimizer.step()
+                values.append(loss.item())
+        mean = (scores.detach() * factors).mean()
+        history[0] = mean
+        factors.add_(1)
+        if type(mean) is torch.Tensor:
+            optimizer.step()
+            return
+        with pytest.raises(SessionError, match=r"The device has made the update at .*changed in place afterwards"):
+            loss.item() if reads else optimizer.step()
+
+    eager, captured = seen(loop, "auto")
+    torch.testing.assert_close(captured, eager)
