@@ -13,7 +13,6 @@ from ignite_ipu.program.forward.integer_buffers import IntegerBuffers
 from ignite_ipu.program.forward.model_libraries import without_checkpointing, without_generation_cache
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.forward.randomness import draws_put_back
-from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, all_named_modules
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
@@ -43,7 +42,7 @@ class HostWeights:
         wrapped, step.__class__ = type(step), self._unwrapped
         before, variable, counters, buffers = [], [], [], []
         # A copy that is made in inference mode counts no writes.
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), DisableTorchFunctionSubclass():
             modules = all_named_modules(step)
             for kind in (PARAMETERS, BUFFERS):
                 tables = [(path, module.__dict__[kind]) for path, module in modules]
@@ -56,7 +55,8 @@ class HostWeights:
                         if tensor is None or id(tensor) in found:
                             continue
                         # Buffers may be written into. The newest values of weights are not needed.
-                        now = found[id(tensor)] = plain(tensor).clone() if kind == BUFFERS else plain(tensor)
+                        now = torch.Tensor.detach(tensor)
+                        now = found[id(tensor)] = now.clone() if kind == BUFFERS else now
                         is_kept = now.is_floating_point() or tensor in self._integers
                         if is_kept or name in _COUNTERS:
                             variable.append(now)

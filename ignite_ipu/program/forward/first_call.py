@@ -86,7 +86,7 @@ class _FirstCalls:
         self._others, self._decisions = others, Decisions(model, *others, named=named)
         with DisableTorchFunctionSubclass():
             self._tensors = {name: each for name, each in named_tensors(model).items() if not is_lazy(each)}
-            self._memory = {name: plain(each) for name, each in self._tensors.items()}
+            self._memory = {name: torch.Tensor.detach(each) for name, each in self._tensors.items()}
             self._places = {name: memory_of(each) for name, each in self._memory.items()}
             # Weights follow when one is written: a model may have many.
             buffers = named_tensors(model, BUFFERS).keys() & self._memory.keys()

@@ -10,7 +10,6 @@ from typing import Callable, Container, Iterable, Iterator, List, Tuple
 import torch
 from torch.nn.parameter import is_lazy
 
-from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 # Attributes of a weight that is on a device would download it.
@@ -55,7 +54,7 @@ def overlapping(named: Iterable[Tuple[str, torch.Tensor]]) -> Iterator[Tuple[str
         for name, tensor in {id(tensor): (name, tensor) for name, tensor in named}.values():
             if is_lazy(tensor) or not address_of(tensor) or not torch.Tensor.numel(tensor):
                 continue
-            memory = plain(tensor)
+            memory = torch.Tensor.detach(tensor)
             start = memory.data_ptr()
             places.append((start, start + _bytes_between(memory), name, memory))
     places.sort(key=lambda place: place[:3])
