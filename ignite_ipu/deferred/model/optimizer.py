@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from types import MethodType
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from ignite_ipu.deferred.events import IGNORING
 from ignite_ipu.deferred.graph.owners import MODEL, OPTIMIZERS, WATCH, held_tensors, parameter_of
 from ignite_ipu.deferred.model.capturing import owners_of
 from ignite_ipu.deferred.model.fused_update import FusedUpdate, known_update
+from ignite_ipu.deferred.model.hooks_before import HooksBefore
 from ignite_ipu.deferred.model.host_updates import HostUpdates
 from ignite_ipu.deferred.model.joined import captured_by, trained_by
 from ignite_ipu.deferred.model.loop import Loop, Setup
@@ -166,7 +167,7 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
             if last.loop.steady.step(self):
                 return None
         except (CaptureError, OptimizerError) as error:
-            return _leave_device(self, last.loop, closure, (), error)
+            return _leave_device(self, last.loop, None, HooksBefore(self), error)
     update = None if last is None else known_update(self)
     if update is None:
         on_host = self.__dict__[WATCH].gather_on_host()
@@ -180,44 +181,49 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
         found = type(self).step(self) if closure is None else _step_that_captures(self, closure)
         note_step(self)
         return found
-    called: List[Callable[..., Any]] = []
+    return _step_on_device(self, update, closure)
+
+
+def _step_on_device(self: torch.optim.Optimizer, update: FusedUpdate, closure: Any) -> Any:
+    """Make a step on the device, or on the host if it is refused there or a hook before it leaves the device."""
+    hooks = HooksBefore(self)
     try:
-        _step_on_device(self, update, closure, called)
+        if closure is not None:
+            raise CaptureError(
+                "optimizer.step(closure) evaluates the loss several times, which a compiled step cannot. Call backward "
+                f"and then step() without a closure. {ON_THE_HOST}"
+            )
+        if update.training.optimizer is not self:
+            update.use(self)
     except (CaptureError, OptimizerError) as error:
-        return _leave_device(self, update.loop, closure, called, error)
+        return _leave_device(self, update.loop, closure, hooks, error)
+    # Once there is a device's optimizer, one hook of this library's guards the step of the host.
+    if GLOBAL_PRE_HOOKS or len(pre_hooks_of(self)) > (update.training.trained is not None):
+        refusal = hooks.call()
+        on_host = self.__dict__[WATCH].gather_on_host()
+        if on_host:
+            with hooks.as_called():
+                return _step_on_host(self, on_host, None)
+        if refusal is not None:
+            return _leave_device(self, update.loop, None, hooks, refusal)
+    try:
+        update.step()
+    except (CaptureError, OptimizerError) as error:
+        return _leave_device(self, update.loop, None, hooks, error)
+    after = post_hooks_of(self)
+    if after or GLOBAL_POST_HOOKS:
+        for hook in of_scripts(after, GLOBAL_POST_HOOKS):
+            hook(self, (self,), {})
     return None
 
 
-def _leave_device(
-    self: torch.optim.Optimizer,
-    loop: Loop,
-    closure: Any,
-    called: Sequence[Callable[..., Any]],
-    error: Exception,
-) -> Any:
+def _leave_device(self: torch.optim.Optimizer, loop: Loop, closure: Any, before: HooksBefore, error: Exception) -> Any:
     """Make a step and all later ones on the host, for an error of the device's; raise it if that is not allowed."""
     if not loop.now.updates.may_leave:
         raise error
     loop.now.updates.leave_device(str(error), error)
-    with _left_out(self, called):
+    with before.as_called():
         return _step_on_host(self, self.__dict__[WATCH].gather_on_host(), closure)
-
-
-@contextlib.contextmanager
-def _left_out(optimizer: torch.optim.Optimizer, called: Sequence[Callable[..., Any]]) -> Iterator[None]:
-    """Leave out hooks before the step, in the `with` block, which were called for it already."""
-    tables = [GLOBAL_PRE_HOOKS, pre_hooks_of(optimizer)]
-    before = [dict(table) for table in tables]
-    for table in tables:
-        for key in [key for key, hook in table.items() if any(hook is each for each in called)]:
-            del table[key]
-    try:
-        yield
-    finally:
-        for table, then in zip(tables, before):
-            now = {**then, **table}
-            table.clear()
-            table.update(now)
 
 
 def _step_on_host(self: torch.optim.Optimizer, on_host: Sequence[HostUpdates], closure: Any) -> Any:
@@ -246,34 +252,6 @@ def _step_that_captures(self: torch.optim.Optimizer, closure: Any) -> Any:
             return loss
 
         return type(self).step(self, call)
-
-
-def _step_on_device(
-    self: torch.optim.Optimizer, updates: FusedUpdate, closure: Any, called: List[Callable[..., Any]]
-) -> None:
-    """Make a step on the device; hooks before it are `called`."""
-    if closure is not None:
-        raise CaptureError(
-            "optimizer.step(closure) evaluates the loss several times, which a compiled step cannot. Call backward and "
-            f"then step() without a closure. {ON_THE_HOST}"
-        )
-    if updates.training.optimizer is not self:
-        updates.use(self)
-    # Once there is a device's optimizer, one hook of this library's guards the step of the host.
-    before = pre_hooks_of(self)
-    if GLOBAL_PRE_HOOKS or len(before) > (updates.training.trained is not None):
-        for hook in of_scripts(GLOBAL_PRE_HOOKS, before):
-            if hook(self, (self,), {}) is not None:
-                raise CaptureError(
-                    f"A hook before {type(self).__name__}.step() at {current_line()} returned other arguments for it, "
-                    "but the step of a device takes none. Let it return None."
-                )
-            called.append(hook)
-    updates.step()
-    after = post_hooks_of(self)
-    if after or GLOBAL_POST_HOOKS:
-        for hook in of_scripts(after, GLOBAL_POST_HOOKS):
-            hook(self, (self,), {})
 
 
 def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:

@@ -368,6 +368,29 @@ def test_hooks_before_a_step_are_called_once_where_updates_move_to_the_host():
     assert calls == ["before", "after"] * 2
 
 
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_hook_before_a_step_uses_gradients(returns):
+    """It leaves the device before the step, or returns other arguments, and is called once for each step."""
+    found = []
+    for captures in (False, True):
+        model = network(norm=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        calls = []
+
+        def hook(optimizer, args, kwargs, model=model, calls=calls):
+            calls.append(len(calls))
+            if returns:
+                return (*args, lambda: calls.append(-1)), kwargs
+            if len(calls) > 2:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+        optimizer.register_step_pre_hook(hook)
+        if captures:
+            ipu_prepare(optimizer, model, config=IPUConfig(update="auto"))
+        found.append((steady(model, optimizer), list(calls), dict(model.state_dict())))
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_no_parameter_is_passed_over_where_updates_move_to_the_host_within_a_loop_over_them():
     """A layer that was pruned has a table of parameters in which one is missing."""
     found = []
