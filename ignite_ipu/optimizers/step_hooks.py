@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
@@ -45,7 +45,13 @@ class StepHooks:
         """Call the hooks before an update; `written` returns whether weights were written since its last call."""
         step = self._optimizer.__dict__.get("step")
         if step is not self._known_step:
-            self._check_step(step)
+            function = replaced_method(self._optimizer, "step")
+            if function is not None:
+                raise OptimizerError(
+                    f"step of this {self._name} was replaced by {called(function)}, which would never be called: "
+                    "the weights are updated on the device within each training call. Remove it. Code after each "
+                    "update belongs in optimizer.register_step_post_hook or a handler of the trainer."
+                )
             self._known_step = step
         if not (len(self._before) > 1 or self._after or GLOBAL_PRE_HOOKS or GLOBAL_POST_HOOKS):
             return
@@ -57,12 +63,12 @@ class StepHooks:
         for hook in before:
             if self._call(hook) is not None:
                 raise OptimizerError(
-                    f"The hook {_called(hook)} before {self._name}.step() returned other arguments for it, but the "
+                    f"The hook {called(hook)} before {self._name}.step() returned other arguments for it, but the "
                     "update of a device takes none. Let it return None."
                 )
             if written():
                 raise OptimizerError(
-                    f"The hook {_called(hook)} before {self._name}.step() wrote into weights, between the gradients "
+                    f"The hook {called(hook)} before {self._name}.step() wrote into weights, between the gradients "
                     "and the update, which are one call of the device. Write into them after the update: "
                     "optimizer.register_step_post_hook."
                 )
@@ -87,25 +93,10 @@ class StepHooks:
         hooks = [hook for hook in every if not isinstance(hook, CallHook)]
         if hooks:
             raise OptimizerError(
-                f"The hook {_called(hooks[0])} is registered around {self._name}.step(), but each device call makes "
+                f"The hook {called(hooks[0])} is registered around {self._name}.step(), but each device call makes "
                 f"{updates} updates (deviceIterations {updates}), between which no Python runs. Use "
                 "device_iterations=1, or remove the hook."
             )
-
-    def _check_step(self, step: Any) -> None:
-        function = getattr(step, "__func__", step)
-        while function is not None and function is not type(self._optimizer).step:
-            # Schedulers wrap the method to learn whether it was called.
-            module = getattr(function, "__globals__", {}).get("__name__", "")
-            if module.startswith(_OURS):
-                return
-            if not module.startswith(_SCHEDULERS) or not hasattr(function, "__wrapped__"):
-                raise OptimizerError(
-                    f"step of this {self._name} was replaced by {_called(function)}, which would never be called: "
-                    "the weights are updated on the device within each training call. Remove it. Code after each "
-                    "update belongs in optimizer.register_step_post_hook or a handler of the trainer."
-                )
-            function = function.__wrapped__
 
 
 class _GradientsRefused(FunctionGuard):
@@ -120,10 +111,27 @@ class _GradientsRefused(FunctionGuard):
             for group in self._optimizer.param_groups:
                 if any(each is args[0] for each in group["params"]):
                     raise OptimizerError(
-                        f"The hook {_called(self._hook)} around {type(self._optimizer).__name__}.step() uses the "
+                        f"The hook {called(self._hook)} around {type(self._optimizer).__name__}.step() uses the "
                         f"gradient of a parameter of shape {tuple(args[0].shape)}, but gradients exist on the device "
                         "alone. To clip them, use max_grad_norm; to look at them, ignite_ipu.handlers.Gradients."
                     )
+
+
+def replaced_method(optimizer: torch.optim.Optimizer, name: str) -> Optional[Callable[..., Any]]:
+    """Return the function that a script has put on an optimizer in place of a method of its class, if it has.
+
+    Schedulers wrap `step` to learn whether it was called.
+    """
+    method = optimizer.__dict__.get(name)
+    function: Any = getattr(method, "__func__", method)
+    while function is not None and function is not getattr(type(optimizer), name):
+        module = getattr(function, "__globals__", {}).get("__name__", "")
+        if module.startswith(_OURS):
+            return None
+        if not module.startswith(_SCHEDULERS) or not hasattr(function, "__wrapped__"):
+            return function  # type: ignore[no-any-return]
+        function = function.__wrapped__
+    return None
 
 
 def of_scripts(*hooks: Dict[Any, Callable[..., Any]]) -> List[Callable[..., Any]]:
@@ -132,6 +140,6 @@ def of_scripts(*hooks: Dict[Any, Callable[..., Any]]) -> List[Callable[..., Any]
     return [hook for hook in found if not getattr(hook, "__module__", "").startswith(_OURS)]
 
 
-def _called(function: Callable[..., Any]) -> str:
+def called(function: Callable[..., Any]) -> str:
     """Return the name of a function in messages."""
     return f"{getattr(function, '__qualname__', type(function).__qualname__)}()"

@@ -304,3 +304,43 @@ def test_texts_of_constants_have_their_values():
     loss.backward()
     optimizer.step()
     assert loss.item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["step", "zero_grad"])
+def test_a_method_that_was_replaced_before_is_refused(name):
+    """What it calls is the optimizer's own method. A scheduler wraps step() as well, but adds nothing to it."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    original = getattr(optimizer, name)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    setattr(optimizer, name, lambda: original())
+    with pytest.raises(CaptureError, match=rf"{name}\(\) of this SGD was replaced by .*lambda.* Replace it afterwards"):
+        ipu_prepare(model, optimizer)
+
+
+def test_a_method_that_was_replaced_afterwards_stays_when_the_model_is_given_back():
+    """It clamps weights after each step: first the device's, then PyTorch's."""
+    found = []
+    for captures in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        if captures:
+            ipu_prepare(model, optimizer)
+        original = optimizer.step
+
+        def step(model=model, original=original):
+            original()
+            with torch.no_grad():
+                model.weight.clamp_(-0.2, 0.2)
+
+        optimizer.step = step
+        for number in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(3, 4)).pow(2).sum().backward()
+            optimizer.step()
+            capture = captured(model)
+            if number == 1 and capture is not None:
+                capture.close()
+        found.append(model.state_dict())
+    torch.testing.assert_close(found[1], found[0])

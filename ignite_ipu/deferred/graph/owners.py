@@ -8,6 +8,7 @@ from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Prot
 import torch
 from torch import nn
 
+from ignite_ipu.optimizers.step_hooks import replaced_method
 from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.tensors.sharing import address_of
 from ignite_ipu.program.user_code import Line
@@ -70,6 +71,8 @@ OWNED: Dict[int, Tuple[weakref.ref[Captured], str]] = {}
 OPTIMIZERS: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 MODEL = "_ignite_ipu_model"
 """The attribute of an optimizer that holds, weakly, its updates of a captured model."""
+METHODS = ("step", "zero_grad", "add_param_group")
+"""The methods that a captured optimizer has as attributes of its own."""
 WATCH = "_ignite_ipu_watch"
 """The attribute of an optimizer that holds what has functions of its parameters recorded."""
 
@@ -148,12 +151,14 @@ def _forget(keys: List[int], reference: weakref.ref[Captured]) -> None:
 
 
 def release_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Give an optimizer its own methods back."""
+    """Give an optimizer its own methods back; functions that a script has put in place of the captured ones stay."""
     watch = optimizer.__dict__.pop(WATCH, None)
     if watch is not None:
         watch.end()
-    for name in ("step", "zero_grad", "add_param_group", MODEL):
-        optimizer.__dict__.pop(name, None)
+    optimizer.__dict__.pop(MODEL, None)
+    for name in METHODS:
+        if name in optimizer.__dict__ and replaced_method(optimizer, name) is None:
+            del optimizer.__dict__[name]
     OPTIMIZERS.discard(optimizer)
 
 

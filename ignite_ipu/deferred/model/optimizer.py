@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import weakref
 from types import MethodType
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
 from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.events import IGNORING
-from ignite_ipu.deferred.graph.owners import MODEL, OPTIMIZERS, WATCH, held_tensors, parameter_of
+from ignite_ipu.deferred.graph.owners import METHODS, MODEL, OPTIMIZERS, WATCH, held_tensors, parameter_of
 from ignite_ipu.deferred.model.capturing import owners_of
 from ignite_ipu.deferred.model.fused_update import FusedUpdate, known_update
 from ignite_ipu.deferred.model.hooks_before import HooksBefore
@@ -28,7 +28,7 @@ from ignite_ipu.deferred.tensor.lost_gradients import LOST, refuse_lost
 from ignite_ipu.deferred.tensor.on_weights import record_on_weights
 from ignite_ipu.errors import CaptureError, OptimizerError
 from ignite_ipu.optimizers.host_link import note_step
-from ignite_ipu.optimizers.step_hooks import of_scripts
+from ignite_ipu.optimizers.step_hooks import called, of_scripts, replaced_method
 from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.tensors.raw import set_gradient
 from ignite_ipu.program.user_code import current_line
@@ -53,17 +53,29 @@ def capture_optimizer(optimizer: torch.optim.Optimizer, alone: bool = False, set
         optimizer: The optimizer.
         alone: Whether functions of its weights are recorded also before a model is captured that has one of them.
         setup: Settings with which the weights of a loss are captured that calls no model; None refuses such losses.
+
+    Raises:
+        CaptureError: A method of the optimizer was replaced before.
     """
+    for name in METHODS:
+        function = replaced_method(optimizer, name)
+        if function is not None:
+            kind = type(optimizer).__name__
+            raise CaptureError(
+                f"{name}() of this {kind} was replaced by {called(function)} before the optimizer was captured at "
+                f"{current_line()}: that calls the method of {kind}, which knows nothing of a device. Replace it "
+                "afterwards, or register hooks (optimizer.register_step_pre_hook, register_step_post_hook)."
+            )
     OPTIMIZERS.add(optimizer)
     optimizer.__dict__[WATCH] = HeldWeights(optimizer, alone, setup)
-    optimizer.__dict__["step"] = MethodType(_step, optimizer)
-    optimizer.__dict__["zero_grad"] = MethodType(_zero_grad, optimizer)
-    optimizer.__dict__["add_param_group"] = MethodType(_add_param_group, optimizer)
+    methods: Tuple[Callable[..., Any], ...] = (_step, _zero_grad, _add_param_group)
+    for name, method in zip(METHODS, methods):
+        optimizer.__dict__[name] = MethodType(method, optimizer)
 
 
 def steps_on_host(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether PyTorch makes the next step of an optimizer, whose loops are all gathered on the host then."""
-    return bool(optimizer.__dict__[WATCH].gather_on_host())
+    return WATCH not in optimizer.__dict__ or bool(optimizer.__dict__[WATCH].gather_on_host())
 
 
 def is_differentiated_on_host(optimizer: torch.optim.Optimizer) -> bool:
@@ -170,6 +182,8 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
             return _leave_device(self, last.loop, None, HooksBefore(self), error)
     update = None if last is None else known_update(self)
     if update is None:
+        if WATCH not in self.__dict__:  # it was given back, and a function of the script's calls this method
+            return type(self).step(self) if closure is None else type(self).step(self, closure)
         on_host = self.__dict__[WATCH].gather_on_host()
         if on_host:
             return _step_on_host(self, on_host, closure)
@@ -263,6 +277,9 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
     if update is not None:
         update.zero_grad(self, set_to_none)
         return
+    if WATCH not in self.__dict__:
+        type(self).zero_grad(self, set_to_none)
+        return
     on_host = self.__dict__[WATCH].gather_on_host()
     update = None if on_host or _are_apart(self) else captured_by(self)
     if update is None and not on_host:
@@ -313,7 +330,8 @@ def _add_param_group(self: torch.optim.Optimizer, param_group: Dict[str, Any]) -
     if update is not None:
         update.training.forget_program()
     type(self).add_param_group(self, param_group)
-    self.__dict__[WATCH].renew()
+    if WATCH in self.__dict__:
+        self.__dict__[WATCH].renew()
     if update is not None and not update.makes_all:
         update.train_held()
 
