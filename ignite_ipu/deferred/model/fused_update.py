@@ -26,7 +26,7 @@ from ignite_ipu.deferred.model.obstacles import obstacle, reached_entries
 from ignite_ipu.deferred.model.once import Once
 from ignite_ipu.deferred.model.steady import Steady
 from ignite_ipu.deferred.model.turns import Reach, Turn, forget
-from ignite_ipu.errors import CaptureError, IPUError
+from ignite_ipu.errors import CaptureError, IPUError, listed
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.data_parallel import Reducer
 from ignite_ipu.session.gradient_hooks import GradientHooks
@@ -340,13 +340,25 @@ class FusedUpdate:
                 f"optimizer of the same weights, a {type(other).__name__}. One optimizer makes one update: call "
                 "zero_grad() and backward() before each step(), and read values after it."
             )
-        self.follow(optimizer)
+        if not self.follow(optimizer):
+            raise CaptureError(
+                f"{listed([type(each).__name__ for each in (other, optimizer)])} update the same weights in turns, and "
+                "for each turn the step would be compiled again."
+            )
 
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let another optimizer of some of the same weights make the updates from here on."""
+    def follow(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Let another optimizer of some of the same weights make the updates from here on.
+
+        Returns False for one that comes back after another one, where the host may make the updates instead.
+        """
+        if optimizer in self.turn.former and self.loop.now.updates.may_leave:
+            return False
+        if self.training.prepared and self.training.optimizer is not None:
+            self.turn.former.add(self.training.optimizer)
         self.training.change_optimizer(optimizer)
         if not self.makes_all:
             self.train_held()
+        return True
 
     def run(self, losses: Sequence[Loss], entries: Sequence[Entry]) -> Mapping[Loss, Made]:
         """Run the update of the pending losses, which are in entries; returns them as they were, if they are kept."""

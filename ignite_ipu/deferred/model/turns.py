@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import weakref
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, Optional, Sequence, Set, Tuple
 
 import torch
@@ -150,9 +151,11 @@ class Turn:
         reach: Finds the operations of losses that an update makes.
         stepped, order: When the last update ran, by `CLOCK`; and its number among those of several optimizers.
         older: Weights of other optimizers before their steps, with which the pending losses were computed.
+        former: The optimizers of compiled steps that another one of the same weights has followed.
     """
 
     def __init__(self) -> None:
+        self.former: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.reach: Reach = Everything()
         self.stepped = self.order = 0
         self.older = OlderWeights()
@@ -165,6 +168,7 @@ class Turn:
         """Take the place of the same optimizer in a loop that has become another, which may have joined several."""
         self.stepped, self.order = max(self.stepped, before.stepped), max(self.order, before.order)
         self.older.kept.update(before.older.kept)
+        self.former |= before.former
 
     @contextlib.contextmanager
     def beside(

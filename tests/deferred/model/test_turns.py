@@ -537,6 +537,29 @@ def test_an_optimizer_of_a_new_model_with_weights_of_an_older_one(kind: str, cle
     torch.testing.assert_close(found, native, rtol=1e-4, atol=1e-6)
 
 
+def test_two_optimizers_of_a_model_step_in_turns(caplog: pytest.LogCaptureFixture) -> None:
+    """Updates move to the host, where no step is compiled again for each turn."""
+    found = []
+    for prepared in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+        steps = [torch.optim.Adam(model.parameters(), lr=0.01), torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)]
+        if prepared:
+            ipu_prepare(model, *steps, config=IPUConfig(update="auto"))
+        losses = []
+        for number in range(6):
+            step = steps[number % 2]
+            loss = F.cross_entropy(model(torch.randn(6, 4)), torch.randint(0, 3, (6,)))
+            step.zero_grad()
+            loss.backward()
+            step.step()
+            losses.append(loss.item())
+        found.append((losses, values(model)))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
+    assert "SGD, Adam update the same weights in turns" in caplog.text
+    assert caplog.text.count("is followed by another optimizer") == 1
+
+
 def test_the_gradient_of_a_weight_that_another_model_has_frozen() -> None:
     """It is that of the loop that has trained the weight."""
     torch.manual_seed(0)
