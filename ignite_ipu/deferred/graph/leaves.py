@@ -55,6 +55,10 @@ class Shape:
         tensor = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=_META)
         return tensor.requires_grad_() if self.requires_grad else tensor
 
+    def empty(self) -> torch.Tensor:
+        """Return a tensor like this on the host, for a function that takes no values of it."""
+        return torch.empty_strided(self.size, self.stride, dtype=self.dtype)
+
 
 def recorded_of(tensor: torch.Tensor) -> List[weakref.ref[torch.Tensor]]:
     """Return the tensors that share the memory of a written one for recorded operations, which follow its versions."""

@@ -14,6 +14,7 @@ from typing import (
     Callable,
     Container,
     Dict,
+    FrozenSet,
     Iterable,
     List,
     Mapping,
@@ -190,6 +191,7 @@ class CallSignature:
             nothing: an inference program computes the same.
         went_backward: Whether gradients have flowed through such a call.
         returned: The results that are parameters, buffers or arguments, or views of them, with their positions.
+        described: The positions of the leaves of which the function takes the shape and type alone.
         aliases: Whether a part of the result may share memory with an argument.
         trains: Whether gradients flow through the call.
         chain: Returns the latest `Chain` of operations that ended with such a call; None if it is gone, or there is
@@ -209,6 +211,7 @@ class CallSignature:
     evaluates: bool = False
     went_backward: bool = False
     returned: Sequence[Tuple[int, Returned]] = ()
+    described: FrozenSet[int] = frozenset()
 
     def __post_init__(self) -> None:
         self.single = self.result is LEAF
@@ -274,6 +277,8 @@ class Operation:
                 reference = weakref.ref(self)
                 leaf.consumers.append(reference)
                 self.of_weights &= leaf.operation.of_weights
+        if signature.described:
+            self.of_weights = all(leaf.operation.of_weights for leaf in self.sources)
 
     @property
     def name(self) -> str:
@@ -301,7 +306,7 @@ class Operation:
                 return False
             if each not in seen:
                 seen.add(each)
-                waiting += [leaf.operation for leaf in each.value_leaves if leaf.tensor is None]
+                waiting += [leaf.operation for leaf in each.sources if leaf.tensor is None]
         return True
 
     def give(self) -> List[Value]:
@@ -325,11 +330,19 @@ class Operation:
 
     def _needed(self) -> Iterable[Operation]:
         """Return this and the operations that have to be computed before."""
-        return reached([self], lambda each: [leaf.operation for leaf in each.value_leaves if leaf.tensor is None])
+        return reached([self], lambda each: [leaf.operation for leaf in each.sources if leaf.tensor is None])
 
     @property
     def value_leaves(self) -> List[Value]:
         return [leaf for leaf in self.leaves if type(leaf) is Value]
+
+    @property
+    def sources(self) -> List[Value]:
+        """The results of other operations whose values it is computed from, and not from their shapes alone."""
+        described = self.signature.described
+        if not described:
+            return self.value_leaves
+        return [leaf for number, leaf in enumerate(self.leaves) if type(leaf) is Value and number not in described]
 
     def settle(self, tensors: Sequence[torch.Tensor], keep: bool = False) -> None:
         """Give the values their tensors; `keep` the operands, for gradients that may flow through it."""
@@ -443,7 +456,11 @@ def replayed(
 
     with DisableTorchFunctionSubclass():
         for operation in operations:
-            signature, leaves = operation.signature, [read(leaf, operation) for leaf in operation.leaves]
+            signature = operation.signature
+            leaves = [
+                leaf.shape.empty() if number in signature.described else read(leaf, operation)
+                for number, leaf in enumerate(operation.leaves)
+            ]
             with torch.set_grad_enabled(signature.grad and torch.is_grad_enabled()):
                 if signature.function is None:
                     assert called is not None

@@ -18,9 +18,11 @@ from ignite_ipu.capabilities.traced import NO_FUNCTION, OPERATOR, SHAPE
 from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
 from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, name_of
 from ignite_ipu.deferred.graph.owners import OWNED
+from ignite_ipu.deferred.graph.scalar_indices import get_first_item, get_item
 from ignite_ipu.deferred.graph.structure import Bounded, Structure, flatten, is_tensor, unflatten
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.operators import table as operator_table
+from ignite_ipu.program.tensors.described import described
 from ignite_ipu.program.tensors.trees import PLAIN
 from ignite_ipu.program.traced_places import refusal_at
 from ignite_ipu.program.user_code import Line
@@ -187,7 +189,10 @@ def _inferred(
     tensors: List[torch.Tensor] = []
     result_structure = flatten(result, tensors)
     shapes = [Shape.of(tensor, tensor.requires_grad, memory_of(tensor) in storages) for tensor in tensors]
-    return CallSignature(function, structure, grad, result_structure, shapes, draws=host_kernels.draws)
+    signature = CallSignature(function, structure, grad, result_structure, shapes, draws=host_kernels.draws)
+    of_shape = set(map(id, described(getattr(function, "__name__", ""), args, kwargs)))
+    signature.described = frozenset([number for number, meta in enumerate(metas) if id(meta) in of_shape])
+    return signature
 
 
 def arguments_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Dict[str, Any]:
@@ -259,6 +264,7 @@ def _zeros(meta: torch.Tensor) -> torch.Tensor:
 
 # Replacements for functions, whose results have the same shapes.
 _SHAPES: Dict[Callable[..., Any], Callable[..., Any]] = {
+    get_item: get_first_item,
     F.cross_entropy: _cross_entropy,
     F.ctc_loss: _ctc_loss,
     F.one_hot: _one_hot,

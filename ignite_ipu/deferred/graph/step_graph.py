@@ -376,12 +376,16 @@ def modes_of_calls(batch: MicroBatch) -> Tuple[ModesThen, ...]:
     return tuple([each.signature.modes for each in batch.operations if each.signature.modes is not None])
 
 
-def ancestors(value: Value) -> List[Operation]:
-    """Return the operations that a value is computed from, in order; known ones, if gradients can flow through them."""
+def ancestors(value: Value, by_shape: bool = True) -> List[Operation]:
+    """Return the operations that a value is computed from, in order; known ones, if gradients can flow through them.
+
+    Unless `by_shape`, those are left out from which functions take the shape of a tensor alone.
+    """
     found, waiting = {value.operation}, [value.operation]
     while waiting:
-        for leaf in waiting.pop().leaves:
-            if type(leaf) is Value and (leaf.tensor is None or leaf.live) and leaf.operation not in found:
+        each = waiting.pop()
+        for leaf in each.value_leaves if by_shape else each.sources:
+            if (leaf.tensor is None or leaf.live) and leaf.operation not in found:
                 found.add(leaf.operation)
                 waiting.append(leaf.operation)
     return sorted(found, key=by_number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from ignite_ipu.deferred.tensor.losses import RecordedNode
 from ignite_ipu.deferred.tensor.reads import read
 from ignite_ipu.deferred.tensor.recording import Recorder, needs_gradients
 from ignite_ipu.deferred.tensor.without_graph import of_host
+from ignite_ipu.deferred.tensor.written_tensors import answered
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.tensors.new_parameters import as_new_parameter, makes_parameter
@@ -69,8 +70,8 @@ def call(recorder: Recorder, func: Callable[..., Any], args: Tuple[Any, ...], kw
         return args[0]
     if name in ("cuda", "xpu", "npu"):
         raise CaptureError(f".{name}() at {current_line()}: the step runs on an IPU. Remove the call.")
-    if name == "new" and not deferred_values((args[1:], kwargs)):  # which has no values, or those that are given
-        return torch.empty(0, dtype=args[0].dtype).new(*args[1:], **kwargs)
+    if name in ("new", "new_tensor") and not deferred_values((args[1:], kwargs)):  # of no values, or of those given
+        return func(torch.empty(0, dtype=args[0].dtype), *args[1:], **kwargs)
     if name == "resize_as_" and not isinstance(args[0], Deferred):
         return args[0].resize_(args[1].shape)
     if name in REFUSED and not (name == "requires_grad_" and (args[1:] or (True,))[0]):
@@ -83,6 +84,9 @@ def call(recorder: Recorder, func: Callable[..., Any], args: Tuple[Any, ...], kw
         return None
     if name in CALLS_OF_BACKWARD:
         return asked_gradients(*args, **kwargs)
+    if name == "broadcast_tensors":
+        size = np.broadcast_shapes(*[each.shape for each in args])
+        return tuple([_expanded(recorder, each, size) for each in args])
     if name == "__iter__":
         return iter(recorder.record(torch.Tensor.unbind, (args[0], 0), {}))
     if name == "type" and (args[1:] or kwargs):
@@ -112,11 +116,20 @@ def _new_parameter(func: Callable[..., Any], tensor: Any, *args: Any) -> Any:
 
 def _selected(recorder: Recorder, input: Any, mask: Any) -> Any:
     """Return the elements that a mask of the host selects, recorded; None where the device computes the mask."""
-    if isinstance(mask, Deferred) and not mask.value.known:
-        return None
+    if isinstance(mask, Deferred):
+        if not (mask.value.known or mask.value.operation.of_weights):
+            return None
+        mask = read(mask.value, "a mask")
     size = np.broadcast_shapes(input.shape, mask.shape)
-    expanded = recorder.record(torch.Tensor.expand, (input, size), {})
+    expanded = _expanded(recorder, input, size)
     return recorder.record(torch.Tensor.__getitem__, (expanded, mask.expand(size)), {})
+
+
+def _expanded(recorder: Recorder, tensor: Any, size: Sequence[int]) -> Any:
+    given = answered(tensor)
+    return (
+        recorder.record(torch.Tensor.expand, (given, size), {}) if isinstance(given, Deferred) else given.expand(size)
+    )
 
 
 def _backward(

@@ -7,7 +7,9 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 import numpy as np
 import torch
 
+from ignite_ipu.deferred.graph.scalar_indices import BY_SCALARS, dimensions_of, is_scalar
 from ignite_ipu.deferred.graph.structure import mapped
+from ignite_ipu.deferred.tensor.deferred_values import Deferred
 from ignite_ipu.operators.words import word_set
 
 # Functions that take whole numbers as sizes, bounds and indices, or tensors without dimensions instead.
@@ -25,10 +27,26 @@ def with_known_indices(name: str, args: Tuple[Any, ...], on_host: _OnHost) -> Tu
     """Return arguments of a function in `INDEXED` with the host's values of their indices.
 
     Tensors without dimensions become whole numbers, boolean masks become where they hold, and arrays become tensors.
+    Those that select one element stay tensors if the host has yet to compute them.
     """
     if name not in _ITEMS:
         return (args[0], *_with_numbers(args[1:], on_host))
-    return (args[0], _with_numbers(_without_masks(args[1], args[0].shape, on_host), on_host), *args[2:])
+    index = _without_masks(args[1], args[0].shape, on_host)
+    if type(index) is tuple:
+        index = tuple([each if _is_awaited(each) else _with_numbers(each, on_host) for each in index])
+    elif not _is_awaited(index):
+        index = _with_numbers(index, on_host)
+    return (args[0], index, *args[2:])
+
+
+def by_scalars(name: str, func: Callable[..., Any], args: Tuple[Any, ...]) -> Callable[..., Any]:
+    """Return the function that takes indices without dimensions that only the device knows, in place of another."""
+    index = args[1] if name in _ITEMS else ()
+    return BY_SCALARS[name] if any(map(is_scalar, index if type(index) is tuple else (index,))) else func
+
+
+def _is_awaited(item: Any) -> bool:
+    return is_scalar(item) and isinstance(item, Deferred) and not item.value.known
 
 
 def _with_numbers(arguments: Any, on_host: _OnHost) -> Any:
@@ -66,7 +84,7 @@ def _mask(item: Any, on_host: _OnHost) -> Optional[torch.Tensor]:
 
 def _check(items: Sequence[Any], masks: Sequence[Optional[torch.Tensor]], size: Sequence[int]) -> None:
     """Refuse masks of other shapes, as PyTorch does: it would not look at their shapes any more."""
-    taken = [_dimensions(item) if mask is None else mask.dim() for item, mask in zip(items, masks)]
+    taken = [dimensions_of(item) if mask is None else mask.dim() for item, mask in zip(items, masks)]
     place = 0
     for item, mask, count in zip(items, masks, taken):
         selected = tuple(size[place : place + count])
@@ -76,10 +94,3 @@ def _check(items: Sequence[Any], masks: Sequence[Optional[torch.Tensor]], size: 
                 f"shape {tuple(size)}: their shapes have to be the same."
             )
         place += len(size) - sum(taken) if item is Ellipsis else count
-
-
-def _dimensions(item: Any) -> int:
-    """Return how many dimensions of a tensor an index that is no mask of the host selects from."""
-    if isinstance(item, torch.Tensor) and item.dtype in _MASKS:
-        return item.dim()
-    return 0 if item is None or item is Ellipsis or isinstance(item, bool) else 1

@@ -17,7 +17,7 @@ from ignite_ipu.deferred.graph.uses import keep_weights
 from ignite_ipu.deferred.tensor.deferred_values import Deferred, all_values, as_leaf, awaited_values, resolved
 from ignite_ipu.deferred.tensor.functions import OPERATORS, written
 from ignite_ipu.deferred.tensor.in_place import diagonal_masked, recorded_as
-from ignite_ipu.deferred.tensor.indices import ARRAYS, INDEXED, with_known_indices
+from ignite_ipu.deferred.tensor.indices import ARRAYS, INDEXED, by_scalars, with_known_indices
 from ignite_ipu.deferred.tensor.inputs import NORMALISATIONS, is_weight, refuse_statistics
 from ignite_ipu.deferred.tensor.reads import is_of_evaluations, read
 from ignite_ipu.deferred.tensor.views import is_own_view, written_values
@@ -83,7 +83,7 @@ class Recorder:
 
     def recorded(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Return the recorded result of a function; `NotImplemented` if the host computes it."""
-        name = getattr(func, "__name__", "")
+        name, asked = getattr(func, "__name__", ""), func
         target = written(name, args, kwargs)
         if target is not None:
             return self._record_in_place(func, name, target, args, kwargs)
@@ -102,6 +102,7 @@ class Recorder:
         structure = flatten((args, kwargs), leaves, is_leaf)
         if others is ARRAYS and len(leaves) > 1:
             args, leaves = with_known_indices(name, args, _on_host), []
+            func = by_scalars(name, func, args)
             structure = flatten((args, kwargs), leaves, is_leaf)
         line = current_line()
         values = [leaf.value for leaf in leaves if isinstance(leaf, Deferred)]
@@ -123,9 +124,9 @@ class Recorder:
                 # The host draws, as in PyTorch: an inference program computes the values.
                 return NotImplemented
             return self._results(Operation(signature, None, leaves, line))
-        start = [func, grad, len(args), *kwargs] if kwargs else [func, grad]
+        start = [asked, grad, len(args), *kwargs] if kwargs else [asked, grad]
         given = (*args, *kwargs.values())
-        known = self.numbers[func] = self.numbers.get(func, numbers) | numbers
+        known = self.numbers[asked] = self.numbers.get(asked, numbers) | numbers
         # Calls are looked up with all of these types. Without numbers of the others, both sets mean the same here.
         same = (known - numbers).isdisjoint(map(type, given))
         self.signatures.learn(start, given, known if same else numbers, signature)
@@ -247,8 +248,8 @@ def _is_awaited(target: Any) -> bool:
 
 
 def _on_host(tensor: torch.Tensor) -> Optional[torch.Tensor]:
-    """Return the value of a tensor that the host has and no captured model, None for others."""
+    """Return the value of a tensor that the host has or computes by itself, None for others."""
     tensor = answered(tensor)
-    if parameter_of(tensor) is not None or (isinstance(tensor, Deferred) and not tensor.value.known):
+    if parameter_of(tensor) is not None or (isinstance(tensor, Deferred) and not _is_of_weights(tensor.value)):
         return None
     return read(tensor.value, "an index") if isinstance(tensor, Deferred) else tensor

@@ -229,7 +229,9 @@ def _kept(write: _Write) -> _Given:
 
 def _kept_by_calls(write: _Write) -> _Given:
     """Return the inputs of a write as long as the calls of models that its value depends on can run."""
-    calls = [each for each in ancestors(write.value) if each.signature.function is None and not each.done]
+    calls = [
+        each for each in ancestors(write.value, by_shape=False) if each.signature.function is None and not each.done
+    ]
     for call in calls:
         call.kept = [*getattr(call, "kept", ()), write]
     return weakref.ref(write) if calls else _kept(write)

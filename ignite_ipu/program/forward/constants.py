@@ -18,6 +18,7 @@ import torch
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.function_mode import FunctionContext, writes_first
 from ignite_ipu.program.guards.values import is_left_behind
+from ignite_ipu.program.tensors.described import AS, LIKE
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.tensors import DisableTorchFunction
@@ -39,10 +40,6 @@ _READS = _words(
 _BY_VALUES = _words(
     "nonzero argwhere masked_select unique unique_consecutive bincount histc combinations repeat_interleave"
 )
-# Functions that take a shape and a type from a tensor, and no values.
-_LIKE = _words("zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty new_tensor")
-# Functions that take values from their first tensor, and a type or a shape from the other.
-_AS = _words("to type_as expand_as view_as reshape_as")
 # Functions that take whole numbers, also as tensors without dimensions.
 _NUMBERS = _words(
     "__getitem__ __setitem__ narrow select view reshape expand repeat tile unflatten topk chunk split roll"
@@ -50,7 +47,7 @@ _NUMBERS = _words(
 _JOINED = _words("cat concat concatenate hstack vstack dstack row_stack column_stack")
 _ACCESSORS = _words("__get__ __set__ __delete__")
 # Functions of these names do more than read tensors, or take arguments of the host.
-_BY_NAME = _READS | _LIKE | _AS | _NUMBERS | _JOINED | {"repeat_interleave"}
+_BY_NAME = _READS | LIKE | AS | _NUMBERS | _JOINED | {"repeat_interleave"}
 _WRITTEN = _words("inplace out")
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _Args = Tuple[Any, ...]
@@ -97,8 +94,8 @@ class HostConstants(FunctionContext):
         if name in _JOINED:
             args = _without_empty(args)
         tensors = tensors_in((args, kwargs))
-        values = list(map(self._value, tensors[:1] if name in _AS else tensors))
-        if all(value is not None for value in values) or name in _LIKE:
+        values = list(map(self._value, tensors[:1] if name in AS else tensors))
+        if all(value is not None for value in values) or name in LIKE:
             return self._constant(func, name, args, kwargs)
         self._note_writes(name, args, kwargs)
         if tensors:
@@ -145,10 +142,10 @@ class HostConstants(FunctionContext):
         (value,) = found
         values = tensors_in(value)
         tensors = tensors_in((args, kwargs))
-        read = tensors[:1] if name in _AS else tensors
+        read = tensors[:1] if name in AS else tensors
         given = [each for each in map(self._value, read) if each is not None]
         sources = frozenset().union(*[self._sources.get(_memory(each), frozenset()) for each in given])
-        on_ipu = any(tensor.device.type == _IPU for tensor in tensors) or name in _LIKE
+        on_ipu = any(tensor.device.type == _IPU for tensor in tensors) or name in LIKE
         if not values:
             if not (on_ipu and name in _READS):
                 return func(*args, **kwargs)
