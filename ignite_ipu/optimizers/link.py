@@ -24,6 +24,7 @@ from ignite_ipu.optimizers.device_state import DeviceState, SavedState, paramete
 from ignite_ipu.optimizers.linked_optimizer import link_optimizer
 from ignite_ipu.optimizers.shown_state import ShownState
 from ignite_ipu.poptorch_types import Executor
+from ignite_ipu.torch_names.modules import all_named_parameters
 from ignite_ipu.torch_names.optimizers import STEP_COUNT, STEPPED
 
 _MOST_NAMES = 8
@@ -287,7 +288,7 @@ def check_parameters(optimizer: torch.optim.Optimizer, module: nn.Module) -> Non
     Frozen parameters may be in it or not. A trainable one must: the device would update it all the same, with the
     optimizer's default values.
     """
-    named = dict(module.named_parameters())
+    named = dict(all_named_parameters(module))
     known = {id(parameter) for parameter in named.values()}
     held = set()
     foreign: List[str] = []

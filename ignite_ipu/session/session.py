@@ -17,7 +17,7 @@ from ignite_ipu.optimizers.link import check_parameters
 from ignite_ipu.optimizers.shared_memory import refuse_shared_memory
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.step import BatchStep
-from ignite_ipu.program.tensors.raw import plain
+from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.program.torch_compiled import leave_out_compiler
 from ignite_ipu.session.inference import Inference
 from ignite_ipu.session.job import check_same_weights
@@ -28,6 +28,7 @@ from ignite_ipu.session.resolved import Resolved
 from ignite_ipu.session.summary import summarise
 from ignite_ipu.session.training import Trained
 from ignite_ipu.session.training_calls import TrainingCalls
+from ignite_ipu.torch_names.modules import all_named_modules
 
 if TYPE_CHECKING:
     from ignite_ipu.session.placement import MakePlacing, Placing
@@ -292,13 +293,13 @@ class IPUSession:
 
 
 def _check_model(model: nn.Module) -> None:
-    for name, module in model.named_modules():
+    for name, module in all_named_modules(model):
         if isinstance(module, torch.jit.ScriptModule):
             raise SessionError(
                 f"The {f'model has a part {name!r} that' if name else 'model'} is a {type(module).__qualname__}, which "
                 "TorchScript runs; PopTorch traces the Python of a module. Pass the module that it was made from."
             )
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+    for name, tensor in named_tensors(model).items():
         if tensor.device.type != "cpu":
             raise SessionError(
                 f"The model's {name} is on {tensor.device}. PopTorch copies a model to the IPU from the host's memory: "

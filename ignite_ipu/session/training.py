@@ -24,7 +24,7 @@ from ignite_ipu.session.program_kinds import kind_of
 from ignite_ipu.session.program_source import OnTrace
 from ignite_ipu.session.resolved import Resolved
 from ignite_ipu.session.weights.tracker import Weights
-from ignite_ipu.torch_names.modules import PARAMETERS
+from ignite_ipu.torch_names.modules import PARAMETERS, all_named_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Trained:
         if isinstance(conversion, HostUpdates):
             self.link, self.hooks = HostLink(conversion), None
         else:
-            names = dict(step.named_parameters())
+            names = dict(all_named_parameters(step))
             self.link = OptimizerLink(conversion, names, copying=hooks.copy, check_shown=hooks.check_shown)
             self.hooks = StepHooks(conversion.source)
         kind = kind_of(self.link)

@@ -129,7 +129,8 @@ def all_parameters(model: nn.Module) -> List[nn.Parameter]:
 
 def has_parameters(model: nn.Module) -> bool:
     """Return whether a module, or a module in it, has a parameter."""
-    return next(nn.Module.parameters(model), None) is not None
+    # The first parameter is mostly found at once; a class that hides its own takes the whole walk.
+    return next(nn.Module.parameters(model), None) is not None or bool(all_parameters(model))
 
 
 FORWARD_HOOKS = (

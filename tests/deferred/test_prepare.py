@@ -61,6 +61,25 @@ def test_the_model_in_a_wrapper_for_several_gpus_is_captured(batches):
     assert captured(model) is None and captured(model.module) is not None
 
 
+def test_a_model_whose_named_parameters_method_hides_them(batches):
+    """The device has all of its parameters, as of any other class."""
+
+    class Hiding(nn.Linear):
+        def named_parameters(self, *args, **kwargs):
+            return iter(())
+
+    torch.manual_seed(1)
+    model = Hiding(4, 3)
+    native, held = copy.deepcopy(model), [model.weight, model.bias]
+    optimizer = ipu_prepare(torch.optim.SGD(held, lr=0.1), model)
+    before = device.counters().optimizer_updates
+    losses = train(model, optimizer, batches, lambda *_: None)
+    assert device.counters().optimizer_updates - before == len(batches)
+    expected = train(native, torch.optim.SGD([native.weight, native.bias], lr=0.1), batches, lambda *_: None)
+    assert losses == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(held, [native.weight, native.bias])
+
+
 def test_a_model_alone_evaluates_on_the_device(batches):
     model = network().eval()
     expected = model(batches[0][0])
