@@ -310,11 +310,11 @@ def called_on_host(
     owners = {path.rpartition(".")[0] for path in written}
     norms = {path for path in owners if isinstance(model.get_submodule(path), NormWithStatistics)}
     writes = [path for path in buffers if path in written or path.rpartition(".")[0] in norms]
-    output, with_gradients = results[0] if places or left_at else results, differentiated is not None
+    with_gradients = differentiated is not None
     with DisableTorchFunctionSubclass():
         shared = [memory_of(tensor) for tensor in (*copies, *buffers.values(), *all_parameters(model))]
         own = {**named_tensors(model, PARAMETERS), **buffers}
-        returned = returned_in(leaves_in(output), copies, own)
+        returned = returned_in(leaves_in(results), copies, own)
     return HostCall(results, writes, bool(drawn), frozenset(shared), places or left_at, with_gradients, returned)
 
 

@@ -305,14 +305,15 @@ class CalledStep(ReadyStep):
         # A view of an argument that requires gradients stays a copy, which refuses a backward pass.
         trained = [each.requires_grad for each in given]
         returned = [(each, own) for each, own in self._on_host.returned if not (own.steps and own.is_one_of(trained))]
+        own_ids: FrozenSet[int] = frozenset()
         if returned:
             results = leaves_in(output)
             with torch.no_grad():
-                in_place_of_results(results, returned, self.model, given, current_line())
+                own_ids = in_place_of_results(results, returned, self.model, given, current_line())
             output = unflatten(self._output[0], results)
         if self._left:
             output, left = output
-            put(self._left, left)
+            put(self._left, left, own_ids)
         return output
 
     def forward(self, *leaves: Any) -> Any:
@@ -332,8 +333,7 @@ class CalledStep(ReadyStep):
             found = self.written.beside(tuple(tensors), self.model)
         if not backend.poptorch().isRunningOnIpu():
             self._on_host.shapes = [(tuple(tensor.shape), tensor.stride(), tensor.dtype) for tensor in tensors]
-            count = len(leaves_in(output[0])) if self._left else len(tensors)
-            self._on_host.returned = returned_in(tensors[:count], given, named_tensors(self.model), evaluates=True)
+            self._on_host.returned = returned_in(tensors, given, named_tensors(self.model), evaluates=True)
         if not tensors:
             raise CaptureError(
                 f"The model returned a {type(output).__qualname__} without tensors; nothing can come back."

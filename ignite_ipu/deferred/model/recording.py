@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, FrozenSet, List, Optional, Tuple
 
 import torch
 
@@ -87,14 +87,15 @@ class RecordedCalls:
         results = deferred_results(operation)
         if signature.evaluates:
             loop.evaluations.record(operation)
+        own: FrozenSet[int] = frozenset()
         if signature.returned:
             found = leaves_in(results)
-            in_place_of_results(found, signature.returned, self._model.model, leaves_in((args, kwargs)), line)
+            own = in_place_of_results(found, signature.returned, self._model.model, leaves_in((args, kwargs)), line)
             results = unflatten(signature.result, found)
         if not signature.left:
             return results
         output, left = results
-        put(signature.left, left)
+        put(signature.left, left, own)
         return output
 
     def _composed(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:

@@ -1,8 +1,8 @@
-"""Results of calls that are parameters, buffers or arguments, or views of them, as the user gets them."""
+"""Results of calls, and what they store, that are parameters, buffers, arguments or views, as the user gets them."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable, FrozenSet, List, Sequence, Set, Tuple
 
 import torch
 
@@ -23,9 +23,13 @@ def in_place_of_results(
     model: torch.nn.Module,
     given: Sequence[Any],
     line: Line,
-) -> None:
-    """Put what a call of a model returns by itself in the place of a program's results; `given` are its arguments."""
+) -> FrozenSet[int]:
+    """Put what a call of a model returns by itself in the place of a program's results; `given` are its arguments.
+
+    What it stores for other code is among them. Returns the ids of the model's own tensors that are results.
+    """
     named = named_tensors(model)
+    own_ids: Set[int] = set()
     for position, own in returned:
         tensor = given[own.source] if isinstance(own.source, int) else named[own.source]
         if own.strides not in (None, tensor.stride()):
@@ -33,6 +37,9 @@ def in_place_of_results(
         for function, args in own.steps:
             tensor = _called(function, tensor, args, line)
         results[position] = tensor
+        if not (own.steps or own.is_argument):
+            own_ids.add(id(tensor))
+    return frozenset(own_ids)
 
 
 def _called(function: Callable[..., Any], tensor: Any, args: Tuple[Any, ...], line: Line) -> Any:

@@ -19,7 +19,7 @@ from torch import nn
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.module_attributes import constant_of, plain_attributes, tensors_in
 from ignite_ipu.program.guards.names import Named
-from ignite_ipu.program.guards.values import FUNCTIONS, elements_of, leave_behind
+from ignite_ipu.program.guards.values import FUNCTIONS, elements_of, leave_behind, note_stored
 from ignite_ipu.program.tensors.trees import PLAIN, attributes_of, restore_contents
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.modules import attributes_of_modules
@@ -180,8 +180,10 @@ class LeftBehind:
                 contents = dict(entries) if isinstance(value, dict) else list(value)
                 self._filled.append((place, value, contents, name))
             for key, entry in entries:
-                if is_filled or isinstance(entry, (*_FILLED, tuple)):
+                if is_filled:
                     self._note(Place(place, key), name)
+                elif isinstance(entry, (*_FILLED, tuple)):  # of a tuple, whose entries stay
+                    self._note_value(Place(place, key), entry, name)
 
     def places(self, grows: bool = False) -> List[Place]:
         """Return where there are others now; those of lists that grow are taken away before each call."""
@@ -304,22 +306,27 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, (list, deque))
 
 
-def put(places: Sequence[Place], values: Iterable[Any]) -> None:
+def put(places: Sequence[Place], values: Iterable[Any], own: Container[int] = ()) -> None:
     """Put values into places, where they count for nothing when the next call comes, which writes there first.
+
+    Those with the ids `own` are parameters and buffers of the model, which count under their other names.
 
     Raises:
         CaptureError: A list was not cleared since the last call.
     """
     for place, value in zip(places, values):
         place.check()
-        leave_all(value)
+        leave_all(value, own)
         place.write(value)
 
 
-def leave_all(value: Any) -> None:
-    """Let the tensors in a value count for nothing."""
+def leave_all(value: Any, own: Container[int] = ()) -> None:
+    """Let the tensors in a value count for nothing, and those with the ids `own` only where they are stored."""
     for tensor in tensors_in(value):
-        leave_behind(tensor)
+        if id(tensor) in own:
+            note_stored(tensor)
+        else:
+            leave_behind(tensor)
 
 
 def called_beside(places: Sequence[Place], call: Callable[[], Any]) -> Any:

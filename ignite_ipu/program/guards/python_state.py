@@ -8,6 +8,7 @@ while it is traced, and in eager PyTorch in every step.
 from __future__ import annotations
 
 import operator
+import weakref
 from itertools import chain, cycle
 from types import FunctionType
 from typing import Any, Callable, Container, Dict, Hashable, Iterable, List, Optional, Sequence, Set, Tuple
@@ -21,6 +22,7 @@ from ignite_ipu.program.guards.saved_attributes import SavedAttributes
 from ignite_ipu.program.guards.values import (
     FUNCTIONS,
     READ,
+    OwnVersion,
     Reader,
     is_fixed,
     is_grown,
@@ -31,7 +33,15 @@ from ignite_ipu.program.guards.values import (
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.tensors.trees import PLAIN, attributes_of, opened_record, tensors_in
 from ignite_ipu.program.user_code import read_by
-from ignite_ipu.torch_names.modules import FORWARD_HOOKS, MODULES, all_named_modules, forward_hooks_of, global_hooks
+from ignite_ipu.torch_names.modules import (
+    FORWARD_HOOKS,
+    MODULES,
+    all_named_modules,
+    buffers_of,
+    forward_hooks_of,
+    global_hooks,
+    parameters_of,
+)
 
 _VALUES = (*READ, *FUNCTIONS, nn.Module)
 _GLOBAL_HOOKS = global_hooks(*FORWARD_HOOKS)
@@ -44,15 +54,22 @@ _AT_ONCE = 32
 
 
 class _StateReader(Reader):
-    """Reads objects that calls have made of the tensors that they leave by their class, and by the plain parts."""
+    """Reads objects that calls have made of the tensors that they leave by their class, and by the plain parts.
+
+    Args:
+        own: Parameters and buffers of the modules, whose values a program has anyway: writes into them do not count.
+    """
+
+    def __init__(self, own: Iterable[torch.Tensor]) -> None:
+        self._own = weakref.WeakValueDictionary({id(tensor): tensor for tensor in own})
+
+    def of_tensor(self, tensor: torch.Tensor) -> Hashable:
+        return OwnVersion(tensor) if id(tensor) in self._own else super().of_tensor(tensor)
 
     def of_object(self, value: Any) -> Hashable:
         if not _is_left(value):
             return super().of_object(value)
         return (type(value), *[(name, self.read(part)) for name, part in _plain_parts(value).items()])
-
-
-_read = _StateReader().read
 
 
 class _RecordReader(Reader):
@@ -128,8 +145,10 @@ class _Values:
         objects: The objects that had these values.
     """
 
-    def __init__(self, reads: Sequence[Callable[[], Any]], settings: _Settings) -> None:
-        self._reads, self._settings = reads, settings
+    def __init__(
+        self, reads: Sequence[Callable[[], Any]], settings: _Settings, read: Callable[[Any], Hashable]
+    ) -> None:
+        self._reads, self._settings, self._read = reads, settings, read
         self.objects: List[Any] = []
         self._changeable: List[Any] = []
         self._contents: List[Hashable] = []
@@ -148,9 +167,9 @@ class _Values:
             self.objects = found
             self._changeable = [value for value in found if not isinstance(value, FUNCTIONS) and not is_fixed(value)]
         # While they are the same objects, only those can have other values that are changed in place.
-        contents = list(map(_read, self._changeable))
+        contents = list(map(self._read, self._changeable))
         if not same or contents != self._contents:
-            self._contents, self._values = contents, list(map(_read, found))
+            self._contents, self._values = contents, list(map(self._read, found))
         return self._values
 
 
@@ -213,7 +232,9 @@ class PythonState:
         places = [place for place, is_value in zip(named.places, values) if is_value]
         settings = _Settings(named.settings)
         self.names = [name for name, _ in places] + settings.names
-        self.values = _Values([read for _, read in places], settings)
+        own = [each for part in modules for each in (*parameters_of(part).values(), *buffers_of(part).values())]
+        reader = _StateReader([each for each in own if each is not None])
+        self.values = _Values([read for _, read in places], settings, reader.read)
 
     @property
     def within(self) -> str:

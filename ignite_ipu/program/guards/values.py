@@ -11,6 +11,7 @@ import fractions
 import marshal
 import pathlib
 import re
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
@@ -100,6 +101,15 @@ def is_left_behind(tensor: torch.Tensor) -> bool:
     return _LEFT_BEHIND in object.__getattribute__(tensor, "__dict__")
 
 
+# Parameters and buffers that calls have stored under other names, by `id`.
+_STORED: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+
+
+def note_stored(tensor: torch.Tensor) -> None:
+    """Let a parameter or buffer be one that each call of its model stores in the same place for others."""
+    _STORED[id(tensor)] = tensor
+
+
 class Same:
     """An object that is equal to itself alone, hashable or not."""
 
@@ -128,12 +138,28 @@ class _Version(Same):
         return hash(self.number)
 
 
+class OwnVersion(_Version):
+    """A parameter or a buffer of the model whose values are read: a program has its values, whoever writes them.
+
+    In a container where a call stores it, it counts for nothing.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__(tensor, -1 if id(tensor) in _STORED else 0)
+
+    def __eq__(self, other: object) -> bool:
+        return Same.__eq__(self, other)
+
+    def __hash__(self) -> int:
+        return Same.__hash__(self)
+
+
 class _Emptied(Tuple[Any, ...]):
     """A container that holds tensors that are left behind alone: the same as an empty one."""
 
 
 def _is_left(read: Hashable) -> bool:
-    return type(read) is _Emptied or (type(read) is _Version and read.number < 0)
+    return type(read) is _Emptied or (isinstance(read, _Version) and read.number < 0)
 
 
 def replaced_tensors(before: Hashable, now: Hashable) -> Optional[List[Tuple[torch.Tensor, torch.Tensor]]]:
