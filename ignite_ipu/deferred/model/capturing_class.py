@@ -6,11 +6,13 @@ It is for the captured object alone. Anything else that is made from it, as by `
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Callable
 
 from torch import nn
 
 from ignite_ipu.capabilities.transforms import OTHER_WEIGHTS, TRANSFORMED
+from ignite_ipu.deferred.tensor.deferred_values import deferred_values, resolved
 from ignite_ipu.deferred.tensor.frames import frame_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.derived_class import derived_once, standing_for
@@ -63,6 +65,13 @@ def capturing_class(base: Any) -> Any:
         else:
             capture.loop.updates.gradients.zero_grad(self, set_to_none)
 
+    def load_state_dict(self: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        if CAPTURE in self.__dict__ and deferred_values(state_dict):
+            given, state_dict = state_dict, copy.copy(state_dict)
+            # Tensors that are assigned, not copied, replace those with which the values are computed.
+            state_dict.update(resolved(dict(given), "load_state_dict()"))
+        return base.load_state_dict(self, state_dict, *args, **kwargs)
+
     def reduce_ex(self: Any, protocol: Any) -> Any:
         made = base.__reduce_ex__(self, protocol)
         if CAPTURE not in self.__dict__ or isinstance(made, str):
@@ -91,6 +100,7 @@ def capturing_class(base: Any) -> Any:
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
         "__reduce_ex__": reduce_ex,
+        "load_state_dict": load_state_dict,
         "train": train,
         "zero_grad": zero_grad,
     }

@@ -45,6 +45,8 @@ def call(recorder: Recorder, func: Callable[..., Any], args: Tuple[Any, ...], kw
     if name == "__get__":
         return _property(recorder, func, args[0])
     if name in ("__set__", "__delete__"):
+        if attribute_of(func) == "requires_grad" and args[1:] == (args[0].value.shape.requires_grad,):
+            return None
         raise CaptureError(
             f"tensor.{attribute_of(func)} = ... at {current_line()} cannot be recorded: the tensor is "
             "computed on the device. Make a new tensor instead."
@@ -74,7 +76,10 @@ def call(recorder: Recorder, func: Callable[..., Any], args: Tuple[Any, ...], kw
         return func(torch.empty(0, dtype=args[0].dtype), *args[1:], **kwargs)
     if name == "resize_as_" and not isinstance(args[0], Deferred):
         return args[0].resize_(args[1].shape)
-    if name in REFUSED and not (name == "requires_grad_" and (args[1:] or (True,))[0]):
+    requires = (*args[1:], *kwargs.values(), True)[0] if name == "requires_grad_" else None
+    if requires is not None and requires == args[0].value.shape.requires_grad:
+        return args[0]
+    if name in REFUSED and not requires:
         raise CaptureError(f"{name}() at {current_line()} cannot be recorded: {REFUSED[name]}.")
     if name == "backward":
         if func is torch.Tensor.backward:

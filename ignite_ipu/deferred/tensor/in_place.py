@@ -77,7 +77,7 @@ def recorded_as(name: str, target: torch.Tensor, value: Optional[Value]) -> Call
             "Compute a new tensor (x = x ** y for x **= y, torch.logical_and(x, y) for x.logical_and_(y), "
             "torch.randn_like(x) for x.normal_()), or write into it after optimizer.step()."
         )
-    if plain is None:
+    if plain is None or not isinstance(target, torch.Tensor):
         raise CaptureError(
             f"{name} at {line} writes values that do not exist yet into a "
             "tensor. Compute a new tensor (total = total + loss.detach(), torch.where, torch.cat, x.scatter() without "

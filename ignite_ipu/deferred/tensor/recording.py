@@ -143,8 +143,11 @@ class Recorder:
         late = awaited_values((args, kwargs))
         if value is None and not needs_gradients(late):
             held = [(each, captured_at(each)) for each in leaves_in(target)]
-            # Other tensors that code reads get theirs before the next call; the name of `k += v` needs them now.
-            if any([loops or (name in OPERATORS and is_read_by_code(each)) for each, loops in held]):
+            # Other tensors that code reads get theirs before the next call; the name of `k += v` needs them now. A list
+            # of tensors, as of torch._foreach_add_, is written at once: no result is bound to a name.
+            several = isinstance(target, (list, tuple)) and "out" not in kwargs
+            several = several and not any(isinstance(each, Deferred) for each, _ in held)
+            if several or any([loops or (name in OPERATORS and is_read_by_code(each)) for each, loops in held]):
                 return _write_at_once(func, held, args, kwargs)
         if all(each.available for each in late) and not needs_gradients(late):
             if value is not None and not value.known:
@@ -154,8 +157,6 @@ class Recorder:
                     value.keep_for_readers()
                 result = func(*resolved(args), **resolved(kwargs))
                 return result if value is None or result is not value.tensor else target
-        if name == "requires_grad_" and value is not None and value.shape.requires_grad:
-            return target
         plain, line, ordinary = recorded_as(name, target, value), current_line(), value is None
         if ordinary and name not in OPERATORS and not needs_gradients(late) and all(map(_is_of_weights, late)):
             return NotImplemented

@@ -50,7 +50,7 @@ class DeferredTensor(Deferred):
         cls, func: Callable[..., Any], types: Sequence[type], args: Tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         grad = torch.is_grad_enabled()
-        if not grad:
+        if not grad and func is not torch.Tensor.requires_grad_:  # which computes nothing
             refuse_function(awaited_values, (args, kwargs), passes_argument_on(func, args))
         numbers: Optional[Container[type]] = RECORDER.numbers.get(func)
         if numbers is not None:

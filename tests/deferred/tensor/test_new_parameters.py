@@ -58,6 +58,9 @@ def test_it_has_the_value_and_class_of_pytorch(update: str, form: str) -> None:
     found = nn.Parameter(FORMS[form](model, output))
     assert type(found) is nn.Parameter and found.requires_grad and found.is_leaf
     assert not nn.Parameter(FORMS[form](model, output), requires_grad=False).requires_grad
+    with torch.no_grad():
+        again = nn.Parameter(FORMS[form](model, output))
+    assert type(again) is nn.Parameter and again.requires_grad and torch.equal(again, found)
     torch.testing.assert_close(found, expected)
     assert type(copy.deepcopy(found)) is nn.Parameter
 

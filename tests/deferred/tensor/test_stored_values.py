@@ -179,3 +179,54 @@ def test_a_history_of_losses_that_forward_names(when: str, update: str) -> None:
             model.train()
         seen.append([*found, model.history.clone()])
     torch.testing.assert_close(seen[1], seen[0], rtol=1e-4, atol=1e-5)
+
+
+def frozen_and_made_a_buffer(value: torch.Tensor) -> torch.Tensor:
+    value = value.requires_grad_(False)
+    value.requires_grad = False
+    return nn.Buffer(value) if hasattr(nn, "Buffer") else value
+
+
+def added_to_several_tensors(value: torch.Tensor) -> torch.Tensor:
+    others = [torch.ones(8, 3), torch.ones(3)]
+    torch._foreach_add_(others, [value, value[0]])
+    return others[0] + others[1]
+
+
+@pytest.mark.parametrize("store", [frozen_and_made_a_buffer, added_to_several_tensors])
+def test_a_value_is_stored_before_the_step(store: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    found = []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        model = Stateful()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if captured:
+            ipu_prepare(model, optimizer)
+        stored = []
+        for x in XS[:3]:
+            optimizer.zero_grad()
+            output = model(x)
+            output.pow(2).mean().backward()
+            stored.append(store(output.detach() * 2))
+            optimizer.step()
+        found.append((torch.cat(stored).tolist(), model.state_dict()))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_state_with_values_of_the_step_is_assigned() -> None:
+    """They are read before the first tensor of the model is replaced."""
+    found = []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        model = Stateful()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if captured:
+            ipu_prepare(model, optimizer)
+        output = model(XS[0])
+        state = model.state_dict()
+        given = [output.detach()[:, :1] * torch.ones(4), output.detach().mean(0)]
+        state["layer.weight"], state["mean"] = given[0][:3], given[1]
+        model.load_state_dict(state, assign=True)
+        assert state["mean"] is given[1]
+        found.append(model.state_dict())
+    torch.testing.assert_close(found[1], found[0])

@@ -198,7 +198,7 @@ def test_parameters_of_other_modules_are_written_at_once() -> None:
 
 @pytest.mark.parametrize("update", ["device", "auto", "host"])
 def test_several_tensors_are_written_at_once(update: str) -> None:
-    """By functions of lists; into tensors that no model reads, they are refused."""
+    """By functions of lists; those that `out` lists, and no model reads, are refused."""
     weights = []
     for prepared in (False, True):
         torch.manual_seed(0)
