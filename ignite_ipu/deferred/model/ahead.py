@@ -11,6 +11,7 @@ from ignite_ipu.deferred.model.buffers import BufferBook
 from ignite_ipu.deferred.model.early_update import EarlyUpdate
 from ignite_ipu.deferred.model.fused_update import FusedUpdate
 from ignite_ipu.deferred.model.history import Made, TakenBack
+from ignite_ipu.deferred.model.once import Once, UpdateMadeError
 from ignite_ipu.deferred.model.processes import forget_average, note_backward
 from ignite_ipu.deferred.tensor.reads import expected_loss, has_gone_backward, incomplete
 from ignite_ipu.errors import CaptureError, OptimizerError
@@ -81,7 +82,10 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
                 back = TakenBack.of(loop.session, optimizer, link)
         through = [*losses, *[loss for loss in pending if loss.retained]]
         operands = [(each, each.leaves) for loss in through for each in loss.operations if not each.done]
-        made = update.run(pending, update.gradients.entries)
+        with Once(loop.session.weights.updates):
+            made = update.run(pending, update.gradients.entries)
+    except UpdateMadeError:
+        raise
     except (CaptureError, OptimizerError):
         restore()
         books.gradients.entries = before if losses else books.gradients.entries

@@ -19,7 +19,7 @@ from ignite_ipu.deferred.model.host_updates import HostUpdates
 from ignite_ipu.deferred.model.kept_weights import KeptWeights
 from ignite_ipu.deferred.model.leaving import leave_device
 from ignite_ipu.deferred.model.loop import Loop
-from ignite_ipu.deferred.model.once import Once
+from ignite_ipu.deferred.model.once import UpdateMadeError
 from ignite_ipu.deferred.model.processes import note_backward
 from ignite_ipu.deferred.tensor.inputs import gradients_return, refuse_differentiated
 from ignite_ipu.errors import CaptureError, OptimizerError
@@ -215,8 +215,7 @@ class FusedUpdates:
         update = self.books.holding(ids)
         if update.training.optimizer is not None:
             try:
-                with Once(self._loop.session.weights.updates):
-                    run_ahead(update, losses)
+                run_ahead(update, losses)
             except (CaptureError, OptimizerError) as error:
                 self.leave_device(str(error), error)
                 self._loop.updates.run_ahead(ids, losses)
@@ -229,6 +228,8 @@ class FusedUpdates:
         loop.now.updates.run_ahead(ids, losses)
 
     def leave_device(self, reason: str, error: Optional[Exception] = None) -> None:
+        if isinstance(error, UpdateMadeError):
+            raise error
         if self.standby is None:
             raise CaptureError(f"{reason} {ON_THE_HOST}") if error is None else error
         self._loop.steady = None

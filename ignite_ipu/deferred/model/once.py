@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import List, Optional
 
-from ignite_ipu.errors import CaptureError, OptimizerError, SessionError
+from ignite_ipu.errors import CaptureError, OptimizerError
 from ignite_ipu.program.user_code import current_line
+
+
+class UpdateMadeError(CaptureError):
+    """An error after the device has made an update: no refusal of it, for which the host would make the update."""
 
 
 class Once:
     """Context in which the device makes one update.
 
     Where a `CaptureError` or an `OptimizerError` refuses an update, the host makes it. One that comes after the device
-    call is no refusal, and leaves the context as a `SessionError`.
+    call leaves the context as an `UpdateMadeError`.
 
     Args:
         updates: `Weights.updates`, the number of device calls that have changed the weights.
@@ -31,8 +35,9 @@ class Once:
         return self
 
     def __exit__(self, kind: object, error: Optional[BaseException], traceback: object) -> None:
-        if self.is_made and isinstance(error, (CaptureError, OptimizerError)):
-            raise SessionError(
+        is_refusal = isinstance(error, (CaptureError, OptimizerError)) and not isinstance(error, UpdateMadeError)
+        if self.is_made and is_refusal:
+            raise UpdateMadeError(
                 f"The device has made the update at {current_line()}, and what follows it failed: {error} The weights "
-                "are those after the update; to go on, load the last checkpoint."
+                "are those after the update."
             ) from error

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ignite_ipu import IPUConfig, ipu_prepare
-from ignite_ipu.errors import SessionError
+from ignite_ipu.errors import CaptureError
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(3))
 Y = torch.tensor([0, 1, 2, 1, 0, 2])
@@ -73,7 +73,7 @@ def test_an_error_after_the_device_call_leads_to_no_second_step(reads: bool) -> 
         if type(mean) is torch.Tensor:
             optimizer.step()
             return
-        with pytest.raises(SessionError, match=r"The device has made the update at .*changed in place afterwards"):
+        with pytest.raises(CaptureError, match=r"The device has made the update at .*changed in place afterwards"):
             loss.item() if reads else optimizer.step()
 
     eager, captured = seen(loop, "auto")
