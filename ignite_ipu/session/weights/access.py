@@ -124,6 +124,7 @@ class AccessTracker:
         """Keep the value of a tensor that is about to be written, for `with_values_before`."""
         if id(tensor) not in self._before:
             self._before[id(tensor)] = (tensor, plain(tensor).clone())
+            self.any = True  # what is kept is compared at the next look, and not at a later one
             is_written = self._is_written()
             if is_written is not None and is_written(tensor):
                 self._late.add(id(tensor))

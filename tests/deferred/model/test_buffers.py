@@ -433,3 +433,28 @@ def test_an_evaluation_updates_statistics_that_a_loss_was_normalised_with(update
     torch.testing.assert_close(list(model.parameters()), list(twin.parameters()))
     with pytest.raises(CaptureError, match="an evaluation updates them before backward"):
         train(True)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_statistics_are_looked_at_for_a_batch_that_is_left_out(update: str) -> None:
+    """A look that gets their memory is no write, neither then nor at a later look for writes."""
+    seen: Dict[str, List[Any]] = {}
+    for each in ("eager", update):
+        torch.manual_seed(0)
+        model: Any = nn.Sequential(nn.Linear(4, 5, bias=False), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        if each != "eager":
+            ipu_prepare(model, optimizer, config=IPUConfig(update=each))
+        found: List[Any] = seen.setdefault(each, [])
+        for number in range(8):
+            optimizer.zero_grad()
+            scores = model(torch.randn(6, 4))
+            if number == 3:
+                found.append(model[1].running_mean.detach().sum().item())
+                continue
+            loss = F.cross_entropy(scores, torch.arange(6) % 3)
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        found.append(copy.deepcopy(model.state_dict()))
+    torch.testing.assert_close(seen[update], seen["eager"], rtol=1e-4, atol=1e-5)
