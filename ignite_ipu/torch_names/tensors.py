@@ -12,6 +12,7 @@ __all__ = [
     "CALLS_OF_BACKWARD",
     "COUNT_OF_WRITES",
     "GRADIENT_ATTRIBUTES",
+    "MAKE_SUBCLASS",
     "REBUILDERS",
     "DisableTorchFunction",
     "DisableTorchFunctionSubclass",
@@ -44,9 +45,10 @@ make_wrapper_subclass: Callable[..., Any] = find(
     "2.0",
     "Neither the emulator nor captured loops can make tensors without values.",
 )
-make_subclass: Callable[..., Any] = find(
-    "torch.Tensor._make_subclass", "2.0", "Parameters of models on a device cannot be watched for reads."
-)
+_SUBCLASS = Name("torch.Tensor._make_subclass", "2.0", "Parameters of models on a device cannot be watched for reads.")
+make_subclass: Callable[..., Any] = _SUBCLASS.get()
+MAKE_SUBCLASS = _SUBCLASS.last
+"""Name of the function of `torch.Tensor`."""
 
 COUNT_OF_WRITES = "_version"
 """Attribute of a tensor: the number of writes to it."""

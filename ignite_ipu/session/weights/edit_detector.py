@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import weakref
 from typing import Any, Callable, Container, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 import torch
@@ -15,6 +16,7 @@ from ignite_ipu.program.tensors.sharing import address_of
 from ignite_ipu.session.hooks import Edited, SessionHooks
 from ignite_ipu.session.weights.access import AccessTracker, is_watched, unwatch_tensors, watch_tensors
 from ignite_ipu.session.weights.host_copy import HostCopy
+from ignite_ipu.session.weights.native_calls import NATIVE
 from ignite_ipu.session.weights.program_copies import ProgramCopies
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
@@ -53,13 +55,15 @@ class EditDetector:
         self._steps: List[Tuple[Sequence[torch.Tensor], Sequence[Optional[torch.Tensor]]]] = []
         self.counts = WriteCounts(self.tensors)
         self.host_steps = False
+        weakref.finalize(self, NATIVE.look).atexit = False
 
     def watch_training(self) -> None:
         """Detect accesses to the tensors of a model that PopTorch has wrapped for training."""
-        self.end()
+        self._end()
         self.accesses = AccessTracker(
             self.tensors, self._note_first_access, self._hooks, is_written=self.counts.has_changed
         )
+        NATIVE.follow(self.accesses)
 
     def watch_parameters(self) -> bool:
         """Detect accesses to parameters outside of training; return whether writes may have been missed so far.
@@ -70,10 +74,11 @@ class EditDetector:
         watch_tensors(tensors, buffers=self._hooks.follower.records)
         if self.accesses is not None and self.accesses.watches(tensors):
             return False
-        self.end()
+        self._end()
         self.accesses = AccessTracker(
             tensors, self._note_first_access, self._hooks, on_host=True, is_written=self.counts.has_changed
         )
+        NATIVE.follow(self.accesses)
         self._silent = [number for number, tensor in enumerate(tensors) if type(tensor) is torch.Tensor]
         return True
 
@@ -88,6 +93,10 @@ class EditDetector:
 
     def end(self) -> None:
         """Follow accesses no longer."""
+        self._end()
+        NATIVE.look()
+
+    def _end(self) -> None:
         if self.accesses is not None:
             self.accesses.ended = True
             self.in_graphs |= self.accesses.in_graphs
