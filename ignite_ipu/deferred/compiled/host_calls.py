@@ -142,7 +142,7 @@ class HostCall(NamedTuple):
     """Result of a call on the host.
 
     Attributes:
-        writes: The names of the buffers that it wrote into.
+        reads, writes: The names of the buffers that its operators and its result have, and of those that it wrote into.
         draws: Whether it drew random numbers of PyTorch's.
         shared: The memory of arguments and weights, some of which may be that of the output.
         left: Places where it stores tensors for other code; `results` then has its output, and the tensors in these
@@ -152,6 +152,7 @@ class HostCall(NamedTuple):
     """
 
     results: Any
+    reads: List[str]
     writes: List[str]
     draws: bool
     shared: FrozenSet[int]
@@ -174,7 +175,8 @@ class HostCall(NamedTuple):
         shapes = [Shape.of(tensor, trains and flow, alias) for tensor, flow, alias in zip(tensors, flows, aliases)]
         evaluates = trains and not (training or self.writes or self.draws)
         given = (structure, grad, result, shapes, None, self.writes, self.draws)
-        return CallSignature(None, *given, left=self.left, evaluates=evaluates, returned=self.returned)
+        returned, reads = self.returned, self.reads
+        return CallSignature(None, *given, left=self.left, evaluates=evaluates, returned=returned, reads=reads)
 
 
 def called_on_host(
@@ -213,14 +215,14 @@ def called_on_host(
     kept_before: List[torch.Tensor] = []
     returned: List[Any] = []
     assigned: Set[str] = set()
-    memory: Set[int] = set()
+    recorders: List[OperatorRecorder] = []
     grows = False
     named, words = (named_by(model), WordsRead()) if places is None else (None, ())
     what = f"The forward of {name}, called at {current_line()},"
 
     def call_once(recorder: OperatorRecorder) -> Any:
-        nonlocal grows, memory
-        memory = recorder.written
+        nonlocal grows
+        recorders.append(recorder)
         buffers.update({path: buffer.clone() for path, buffer in before.items()})
         left_there.update(buffers)
         copies[:] = [tensor.clone() for tensor in tensors]
@@ -304,7 +306,9 @@ def called_on_host(
                 "inplace=False in its first layer)."
             )
     written = assigned.union(
-        path for path, buffer in buffers.items() if memory_of(buffer) in memory or _was_written(buffer, before[path])
+        path
+        for path, buffer in buffers.items()
+        if memory_of(buffer) in recorders[-1].written or _was_written(buffer, before[path])
     )
     # Statistics of zeros may be unchanged.
     owners = {path.rpartition(".")[0] for path in written}
@@ -312,10 +316,29 @@ def called_on_host(
     writes = [path for path in buffers if path in written or path.rpartition(".")[0] in norms]
     with_gradients = differentiated is not None
     with DisableTorchFunctionSubclass():
+        reads = _read_in(model, recorders[-1], leaves_in(results), buffers, len(copies))
         shared = [memory_of(tensor) for tensor in (*copies, *buffers.values(), *all_parameters(model))]
         own = {**named_tensors(model, PARAMETERS), **buffers}
         returned = returned_in(leaves_in(results), copies, own)
-    return HostCall(results, writes, bool(drawn), frozenset(shared), places or left_at, with_gradients, returned)
+    return HostCall(results, reads, writes, bool(drawn), frozenset(shared), places or left_at, with_gradients, returned)
+
+
+def _read_in(
+    model: nn.Module,
+    recorder: OperatorRecorder,
+    results: Sequence[torch.Tensor],
+    copies: Dict[str, torch.Tensor],
+    first: int,
+) -> List[str]:
+    """Return the names of the buffers that operators or results of a call have.
+
+    The call had `copies` of them, which the recorder has numbered from `first` on.
+    """
+    used = {memory_of(each) for each in (*recorder.constants, *results) if each.layout is torch.strided}
+    own = dict(model.named_buffers())
+    memories = {path: {memory_of(copy), memory_of(plain(own[path]))} for path, copy in copies.items()}
+    numbered = enumerate(memories.items(), first)
+    return [path for number, (path, each) in numbered if number in recorder.given or not each.isdisjoint(used)]
 
 
 def _was_written(buffer: torch.Tensor, before: torch.Tensor) -> bool:

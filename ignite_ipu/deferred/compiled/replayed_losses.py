@@ -46,14 +46,16 @@ def reached_by(losses: Sequence[Loss], parameters: Iterable[torch.Tensor]) -> Fr
     return frozenset(key for key, tensor in trained.items() if id(tensor) in leaves)
 
 
-def saved_by(losses: Sequence[Loss], parameters: Iterable[torch.Tensor], trains: Container[int]) -> Dict[int, bool]:
-    """Return the ids of those parameters whose values autograd needs for the gradients of losses.
+def saved_by(losses: Sequence[Loss], weights: Iterable[torch.Tensor], trains: Container[int]) -> Dict[int, bool]:
+    """Return the ids of those weights and buffers whose values autograd needs for the gradients of losses.
 
-    With each is whether autograd may have saved the parameter itself, and not a transposed view or a part of it alone.
+    With each is whether autograd may have saved the tensor itself, and not a transposed view or a part of it alone.
     `trains` has the ids of those that have gradients: through which others the gradients flow depends on them.
     """
     with DisableTorchFunctionSubclass():
-        trained = {id(each): plain(each).requires_grad_(id(each) in trains) for each in parameters}
+        # Calls may write into buffers.
+        own = {id(each): plain(each) if isinstance(each, nn.Parameter) else plain(each).clone() for each in weights}
+        trained = {key: tensor.requires_grad_(key in trains) for key, tensor in own.items()}
         places = {tensor.untyped_storage().data_ptr(): key for key, tensor in trained.items()}
         saved: Dict[int, bool] = {}
 
@@ -70,17 +72,17 @@ def saved_by(losses: Sequence[Loss], parameters: Iterable[torch.Tensor], trains:
 
 
 def mixed_gradients(
-    loss: Loss, parameters: Sequence[torch.Tensor], asked: Container[int], changes: Sequence[Older]
-) -> Tuple[Dict[int, Optional[torch.Tensor]], Dict[Operation, List[torch.Tensor]]]:
+    loss: Loss, weights: Sequence[torch.Tensor], asked: Container[int], changes: Sequence[Older]
+) -> Tuple[Dict[int, torch.Tensor], Dict[Operation, List[torch.Tensor]]]:
     """Return gradients by `id` of their parameter as PyTorch computes them, and the results of a loss's operations.
 
-    Those are returned that are `asked` for. Parameters were changed after operations, in the order of `changes`. They
-    are changed in the same ways here, so that autograd finds the memory that it has saved with the later values, or
-    raises its error for writes that it counts.
+    Those are returned that are `asked` for and that there are. Weights, buffers too, were changed after operations, in
+    the order of `changes`. They are changed in the same ways here, so that autograd finds the memory that it has saved
+    with the later values, or raises its error for writes that it counts.
     """
     trains = trained_in(loss)
-    known = {id(each): plain(each) for each in parameters}
-    # By the id of a parameter: the values that it got by the changes, and the number of the operation before each.
+    known = {id(each): plain(each) for each in weights}
+    # By the id of a weight: the values that it got by the changes, and the number of the operation before each.
     events: List[Tuple[Older, int, Callable[[], torch.Tensor]]] = []
     first = dict(known)
     for change in reversed(changes):
@@ -109,8 +111,10 @@ def mixed_gradients(
         change_before(float("inf"))
         wanted = {key: copy for key, copy in copies.items() if copy.requires_grad and key in asked}
         total = results[loss.value.operation][loss.value.index].sum()
-        found = torch.autograd.grad(total, list(wanted.values()), allow_unused=True) if wanted else ()
-    return dict(zip(wanted, found)), results
+        found: Sequence[Optional[torch.Tensor]] = ()
+        if wanted:
+            found = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)
+    return {key: gradient for key, gradient in zip(wanted, found) if gradient is not None}, results
 
 
 def _total(losses: Sequence[Loss], trained: Mapping[int, torch.Tensor]) -> torch.Tensor:

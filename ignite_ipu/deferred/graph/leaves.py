@@ -137,17 +137,31 @@ class Input:
         self.parameter = self.model = None
         self.writes = version_of(self.tensor)
 
-    def belong(self, parameter: str, model: Captured, line: Line) -> None:
-        """Be a weight again, for a loss that was computed from the copy at a line; refuse one with other values."""
-        assert self.weight is not None
-        model.loop.reads.show_weights(())
-        if not torch.equal(plain(self.weight), self.tensor):
-            raise CaptureError(
-                f"The loss was computed at {line} from the weight {parameter}, which was updated or written since. The "
-                "device computes a loss and its update together, from the weights of the update. Compute values that "
-                "depend on weights anew for each update; or detach() them, for constants."
-            )
-        self.tensor, self.weight, self.parameter, self.model = self.weight, None, parameter, model
+    def belong(self, parameter: str, model: Captured, operation: Any) -> None:
+        """Be a weight again, for a loss that an operation computes from the copy.
+
+        If it has other values by now, a buffer or a frozen parameter stays a constant: gradients depend on no later
+        write that PyTorch counts. For all others the loop has to know the previous value.
+        """
+        weight, copy, loop = self.weight, self.tensor, model.loop
+        assert weight is not None
+        loop.reads.show_weights(())
+        same = torch.equal(plain(weight), copy)
+        if not (same or self.shape.requires_grad or loop.reads.was_written_uncounted(weight, operation)):
+            self.weight = None
+            return
+        refusal = (
+            f"The loss was computed at {operation.line} from the weight {parameter}, which was updated or written "
+            "since. The device computes a loss and its update together, from the weights of the update. Compute values "
+            "that depend on weights anew for each update; or detach() them, for constants."
+        )
+        if not same:
+            loop.updates.leave_device(refusal, CaptureError(refusal))
+        self.tensor, self.weight, self.parameter, self.model = weight, None, parameter, model
+        then = [] if same else [value for each, value in loop.reads.weights_then(operation) or () if each is weight]
+        if not (same or any(value is not None and torch.equal(value, copy) for value in then)):
+            self.set_aside(copy)
+            raise CaptureError(refusal)
 
     def check(self, line: Line, late: bool = False) -> None:
         """Refuse a tensor that was written into since a line recorded it.

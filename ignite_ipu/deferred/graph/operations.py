@@ -182,8 +182,8 @@ class CallSignature:
         function: The called function; None for a captured model.
         structure: Its arguments `(args, kwargs)` without the leaves.
         result: The structure of the result; `shapes` has the shapes of its tensors.
-        modes, writes: Of the captured model that is called: its modes, and the names of the buffers that the call
-            writes into.
+        modes, reads, writes: Of the captured model that is called: its modes, and the names of the buffers that the
+            call computes with, and of those that it writes into.
         draws: Whether the call draws random numbers.
         warned: Whether a warning was logged that it draws them in two programs.
         left: Places where the call stores tensors for other code; `result` then includes the tensors in these places.
@@ -212,6 +212,7 @@ class CallSignature:
     went_backward: bool = False
     returned: Sequence[Tuple[int, Returned]] = ()
     described: FrozenSet[int] = frozenset()
+    reads: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.single = self.result is LEAF

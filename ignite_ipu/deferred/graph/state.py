@@ -56,7 +56,7 @@ class Older:
 def weights_of(operation: Operation) -> FrozenSet[int]:
     """Return the ids of the parameters and buffers that an operation computes with."""
     if operation.model is not None and operation.signature.modes is not None:
-        return frozenset(itertools.chain(operation.model.parameter_ids(), map(id, operation.model.model.buffers())))
+        return frozenset(itertools.chain(operation.model.parameter_ids(), touched_buffers(operation)))
     leaves = (leaf for leaf in operation.leaves if type(leaf) is Input and leaf.parameter is not None)
     return frozenset(id(leaf.tensor) for leaf in leaves)
 
@@ -93,8 +93,12 @@ def written_buffers(operation: Operation) -> Dict[str, torch.Tensor]:
     model: Any = operation.model
     if model is None:
         return _STATISTICS.get(operation, {})
-    buffers = dict(model.model.named_buffers()) if operation.signature.writes else {}
-    return {name: buffers[name] for name in operation.signature.writes}
+    return _buffers_of(model, operation.signature.writes)
+
+
+def _buffers_of(model: Any, names: Sequence[str]) -> Dict[str, torch.Tensor]:
+    buffers = dict(model.model.named_buffers()) if names else {}
+    return {name: buffers[name] for name in names}
 
 
 def written_ids(operation: Operation) -> FrozenSet[int]:
@@ -109,7 +113,7 @@ def is_statistic(operation: Operation, name: str) -> bool:
 
 
 def read_buffers(operation: Operation) -> FrozenSet[int]:
-    """Return the ids of the buffers that the results of a call may depend on: not the batch statistics that it writes.
+    """Return the ids of the buffers that a call computes its results with: not the batch statistics that it writes.
 
     A function has those that are its operands.
     """
@@ -117,5 +121,11 @@ def read_buffers(operation: Operation) -> FrozenSet[int]:
     if model is None:
         buffers = (leaf for leaf in operation.leaves if type(leaf) is Input and leaf.is_buffer)
         return frozenset(id(leaf.tensor) for leaf in buffers if not is_statistic_of(leaf, operation))
-    written = {name for name in operation.signature.writes if is_statistic(operation, name)}
-    return frozenset(id(each) for name, each in model.model.named_buffers() if name not in written)
+    writes = operation.signature.writes
+    names = [each for each in operation.signature.reads if each not in writes or not is_statistic(operation, each)]
+    return frozenset(map(id, _buffers_of(model, names).values()))
+
+
+def touched_buffers(operation: Operation) -> FrozenSet[int]:
+    """Return the ids of the buffers that a call reads or writes."""
+    return read_buffers(operation) | written_ids(operation)

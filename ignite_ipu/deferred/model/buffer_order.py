@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Container, FrozenSet, Iterable, Optional, Sequence, Tuple
+from typing import Container, Iterable, Optional, Sequence, Tuple
 
 import torch
 
 from ignite_ipu.deferred.graph.operations import Operation
-from ignite_ipu.deferred.graph.state import read_buffers, written_ids
+from ignite_ipu.deferred.graph.state import read_buffers, touched_buffers, written_ids
 from ignite_ipu.deferred.model.call_replays import chain_of
 from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.errors import CaptureError
@@ -87,15 +87,8 @@ def may_wait(call: Operation, others: Sequence[Operation]) -> bool:
     """
     later = [other for other in others if other.number > call.number]
     written = written_ids(call)
-    if not all(written.isdisjoint(_touched(other)) for other in later):
+    if not all(written.isdisjoint(touched_buffers(other)) for other in later):
         return False
     writers = [written_ids(other) for other in later if other.signature.writes]
     read = frozenset().union(*map(read_buffers, chain_of(call))) if writers else frozenset()
     return all(map(read.isdisjoint, writers))
-
-
-def _touched(call: Operation) -> FrozenSet[int]:
-    """Return the ids of the buffers that a call has at hand."""
-    if call.model is None:
-        return read_buffers(call) | written_ids(call)
-    return frozenset(map(id, call.model.model.buffers()))

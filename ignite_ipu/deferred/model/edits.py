@@ -40,6 +40,8 @@ class WeightEdits:
         # The same for each weight that was known to be edited, by `id`, and the last of all.
         self._edits_of: Dict[int, Tuple[int, int]] = {}
         self._newest = (0, 0)
+        # By `id`, the last operation before the last edit that PyTorch has not counted; None for unknown weights.
+        self._uncounted: Dict[Optional[int], int] = {}
         self.keeps = False
         self._found: List[Edited] = []
         self._counted: Set[int] = set()
@@ -81,7 +83,9 @@ class WeightEdits:
         pairs = [pair for edited in found for pair in edited] if self.keeps else []
         self.older += _older(pairs, written, counted)
         # Edits that were reported, and not found, may be of any weight.
-        self._note(CLOCK.now, None if edits > len(found) else self._sharing(found), lost=not pairs)
+        ids = None if edits > len(found) else self._sharing(found)
+        self._note(CLOCK.now, ids, lost=not pairs)
+        self._uncounted.update(dict.fromkeys([None] if ids is None else ids - written.keys() - counted, CLOCK.now))
 
     def _sharing(self, found: Sequence[Edited]) -> Set[int]:
         """Return the ids of the edited weights, and of those that share their memory."""
@@ -112,6 +116,8 @@ class WeightEdits:
             self._note(edited, [each], lost=False)
             self._note(lost, [each], lost=True)
         self.older += other.take()
+        for key, number in other._uncounted.items():
+            self._uncounted[key] = max(number, self._uncounted.get(key, 0))
 
     def note(self, number: int) -> None:
         """Count an edit that was made when operations had come up to a number."""
@@ -134,6 +140,10 @@ class WeightEdits:
             edits = map(self._edits_of.get, weights_of(operation))
             last = max([last, *[edit[unless_kept] for edit in edits if edit is not None]])
         return last
+
+    def was_written_uncounted(self, tensor: torch.Tensor, operation: Operation) -> bool:
+        """Return whether a tensor may have been edited without PyTorch's count since an operation, by the last look."""
+        return any(self._uncounted.get(key, -1) >= operation.number for key in (None, id(tensor)))
 
     def ignore(self) -> Set[int]:
         """Do not count current edits as the loop's, and return the ids of the tensors that were written."""

@@ -102,6 +102,10 @@ class HostReads:
         then: Optional[Values] = loop.updates.weights.then(operation)
         return then
 
+    def was_written_uncounted(self, tensor: torch.Tensor, operation: Operation) -> bool:
+        """Return whether a weight was written after an operation in a way that PyTorch does not count."""
+        return bool(self._loop.edits.was_written_uncounted(tensor, operation))
+
     def show_weights(self, operations: Sequence[Operation]) -> None:
         """Copy the newest weights to the host, and refuse operations that were recorded before others were written."""
         self.check_unwritten(operations)

@@ -34,7 +34,7 @@ from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, leave_uses
 from ignite_ipu.deferred.graph.owners import held_tensors
-from ignite_ipu.deferred.graph.state import Older, Values, trained_in, written_buffers
+from ignite_ipu.deferred.graph.state import Older, Values, trained_in, written_buffers, written_ids
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
 from ignite_ipu.deferred.graph.uses import keep_weights
 from ignite_ipu.deferred.model.buffers import BOOKS, BufferBook, nothing
@@ -181,12 +181,13 @@ class HostGradients:
         )
         remedy = "Write into weights after backward()."
         changes = self._kept.changes_since(operations[0])
-        parameters = set(map(id, loop.modes.parameters))
-        known = all(id(each) in parameters and value is not None for change in changes for each, value in change.values)
+        written = frozenset().union(*map(written_ids, operations))
+        pairs = [pair for change in changes for pair in change.values]
+        known = all(value is not None and id(each) not in written for each, value in pairs)
         if not known or any(each.signature.draws for each in operations) or gradients_return(loss):
             raise CaptureError(
-                f"{what} The host does so if it knows their values at that time, no buffer was written, and the loss "
-                f"has no random numbers and no gradients of inputs. {remedy}"
+                f"{what} The host does so if it knows their values at that time, no call of the loss writes them, and "
+                f"the loss has no random numbers and no gradients of inputs. {remedy}"
             )
         if not self._has_told:
             self._has_told = True
@@ -205,7 +206,8 @@ class HostGradients:
             keep_buffers(operations, retained, retained.__contains__, loop.session.weights)
             if older:
                 stack.enter_context(loop.session.weights.with_others(older))
-            found, results = mixed_gradients(loss, loop.modes.parameters, asked, changes)
+            tensors = [*loop.modes.parameters, *[each for each, _ in pairs]]
+            found, results = mixed_gradients(loss, tensors, asked, changes)
         for operation, tensors in results.items():
             if not operation.done:
                 operation.settle([tensor.detach() for tensor in tensors], keep=operation in retained)
@@ -214,10 +216,9 @@ class HostGradients:
             write_known()
         anchored = AnchoredGradients(own=True)
         named = {id(each): name for name, each in named_tensors(loop.module).items()}
-        pairs = [(each, found[id(each)]) for each in loop.modes.parameters if found.get(id(each)) is not None]
-        anchored.names = [named[id(each)] for each, _ in pairs]
-        anchored.parameters = [each for each, _ in pairs]
-        return Gradients(anchored, [value for _, value in pairs if value is not None])
+        anchored.parameters = [each for each in loop.modes.parameters if found.get(id(each)) is not None]
+        anchored.names = [named[id(each)] for each in anchored.parameters]
+        return Gradients(anchored, [found[id(each)] for each in anchored.parameters])
 
     def _compute(self, loss: Loss, keeps: Callable[[Operation], bool], before: Optional[Values] = None) -> Gradients:
         """Have the device compute the gradients of a loss, after a look for edits."""

@@ -91,16 +91,17 @@ class KeptWeights:
         }
         if not ids:
             return False
-        saved = saved_by([loss], self._loop.modes.parameters, trained_in(loss))
+        changed = [tensor for older in self._older for tensor, _ in older.values]
+        saved = saved_by([loss], [*self._loop.modes.parameters, *changed], trained_in(loss))
         return any(saved.get(key, False) if replaced else key in saved for key, replaced in ids.items())
 
     def _have_several_values(self, operations: Sequence[Operation]) -> bool:
-        """Return whether operations have used several values of a parameter, all of which are known."""
+        """Return whether operations have used several values of a weight that none writes, all of which are known."""
         used: Dict[int, Any] = {}
         several = False
-        parameters = set(map(id, self._loop.modes.parameters))
+        written = frozenset().union(*map(written_ids, operations))
         for operation in operations:
-            for key in weights_of(operation) & self._changed.keys() & parameters:
+            for key in (weights_of(operation) - written) & self._changed.keys():
                 then = None
                 if operation.number <= self._changed[key]:
                     then = self._value_then(key, operation)
@@ -207,7 +208,8 @@ class KeptWeights:
         """
         moment = CLOCK.now, CLOCK.settled
         if self._in_use[0] != moment:
-            self._in_use = moment, {key: each.number for each in self._pending() for key in weights_of(each)}
+            used_by = sorted([*self._pending(), *(_uses() if USES else ())], key=by_number)
+            self._in_use = moment, {key: each.number for each in used_by for key in weights_of(each)}
         used = self._in_use[1]
         if not used:
             return []
@@ -229,8 +231,7 @@ class KeptWeights:
 
     def _release(self) -> None:
         """Discard previous weights that no loss which may still go backward depends on, and no function's result."""
-        uses = [each for each in [use() for use in USES.values()] if each is not None and not each.done]
-        first = min((each.number for each in [*self._pending(), *uses]), default=None)
+        first = min((each.number for each in [*self._pending(), *(_uses() if USES else ())]), default=None)
         self._older = [] if first is None else [each for each in self._older if each.taken >= first]
 
     def _value_then(self, key: int, operation: Operation) -> Any:
@@ -238,3 +239,8 @@ class KeptWeights:
         kept = (older for older in self._older if older.taken >= operation.number)
         found = next((pair for older in kept for pair in older.values if id(pair[0]) == key), None)
         return None if found is None or found[1] is None else found
+
+
+def _uses() -> List[Operation]:
+    """Return the functions that were called with weights, and have no results yet."""
+    return [each for each in [use() for use in list(USES.values())] if each is not None and not each.done]

@@ -169,4 +169,4 @@ def _find_weights(operations: Sequence[Operation], line: Line) -> None:
         found = parameter_of(weight)
         assert found is not None
         owner, name = found
-        leaf.belong(name, owner, operation.line)
+        leaf.belong(name, owner, operation)

@@ -56,6 +56,7 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
         line: Where the user's code has the one that is watched.
         writes: Refuses those that write into weights, where they are to be refused.
         written: The memory that they have written into, also through `tensor.data`, which PyTorch does not count.
+        given: The numbers of the marked tensors that they were given as arguments.
         around: Calls an operator and returns its result, where more of it is to be noted.
     """
 
@@ -65,6 +66,7 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
         self.line: Optional[Line] = None
         self.writes: Optional[WeightWriteGuard] = None
         self.written: Set[int] = set()
+        self.given: Set[int] = set()
         self.around: Optional[Callable[[Any, Tuple[Any, ...], Dict[str, Any]], Any]] = None
         # Tensors that operators read, and of which none in this block has computed them.
         self.constants: List[torch.Tensor] = []
@@ -111,6 +113,8 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
             token, place = getattr(value, _PLACE, _NOWHERE)
             if token is self._token:
                 self._read.append(place)
+                if place[0] == _GIVEN:
+                    self.given.add(place[1])
                 return place
             self.constants.append(value)
             return _constant(value)
