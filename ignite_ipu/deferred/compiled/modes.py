@@ -16,6 +16,7 @@ from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.guards.python_state import PythonState, is_training
 from ignite_ipu.program.guards.saved_attributes import SavedAttributes
+from ignite_ipu.program.guards.values import AWAITED, is_left_behind
 from ignite_ipu.program.module_state import NEVER
 from ignite_ipu.program.module_tables import CHANGES
 from ignite_ipu.program.tensors.raw import requires_grad, set_requires_grad
@@ -37,6 +38,9 @@ class Modes:
 
     Modules are checked every time, if `PythonState` has to. Parameters, in the order of `ModesThen.trained`, are
     checked if one of them was accessed since, and searched for if a module has others since.
+
+    Attributes:
+        holds_awaited: Whether the code may read tensors that stand for values which were still to come.
     """
 
     def __init__(self, model: nn.Module, weights: Weights, whole: Optional[nn.Module] = None) -> None:
@@ -51,7 +55,13 @@ class Modes:
         self._then: Optional[ModesThen] = None
         self._moments: List[ModesThen] = []  # beginning with the newest
         self._seen: Tuple[Any, ...] = ()
+        self.holds_awaited = False
         CODES.add(self)
+
+    @property
+    def attributes(self) -> Sequence[Dict[str, Any]]:
+        """The attributes of modules, by the last look."""
+        return () if self._state is None else self._state.attributes
 
     def reads(self, tensor: torch.Tensor) -> bool:
         """Return whether the model's code reads a tensor, an attribute or a variable, by the last look."""
@@ -78,6 +88,9 @@ class Modes:
         # Each is the same object if nothing in it has changed, and then so is the result.
         if then is None or training is not seen[0] or trained is not seen[1] or values is not seen[2]:
             self._seen = (training, trained, values)
+            objects = state.values.objects
+            if not AWAITED.keys().isdisjoint(map(type, objects)):
+                self.holds_awaited |= any(type(each) in AWAITED and not is_left_behind(each) for each in objects)
             attributes = _NO_VALUES if then is None else then.attributes
             now = ModesThen(self, training, trained, state.names, values, state.parts, attributes)
             self._then = then if then == now else self._moment(now)
@@ -89,7 +102,7 @@ class Modes:
         assert self._state is not None
         found = next((each for each in self._moments if each == now), None)
         if found is None:
-            found = now._replace(attributes=self._state.attributes())
+            found = now._replace(attributes=self._state.saved())
             self._moments = [found, *self._moments[: _MOST_MOMENTS - 1]]
         return found
 

@@ -85,6 +85,10 @@ Held = Mapping[CapturedLoop, Sequence[torch.Tensor]]
 class ModelCode(Protocol):
     """The code of a captured model, `Modes`, as recorded operations see it."""
 
+    holds_awaited: bool
+
+    @property
+    def attributes(self) -> Sequence[Dict[str, Any]]: ...
     def reads(self, tensor: torch.Tensor) -> bool: ...
 
 

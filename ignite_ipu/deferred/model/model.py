@@ -113,7 +113,7 @@ class CapturedModel:
         records = self.model.training and torch.is_grad_enabled()
         answer = self._calls.record if records else self._evaluated
         try:
-            if WAITING:
+            if WAITING or self.loop.modes.holds_awaited:
                 self.loop.modes.now()  # the tensors that the code reads are known then
                 bring_waiting(self.loop.modes)
             result = answer(args, kwargs)

@@ -17,6 +17,7 @@ from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.waiting import settle_sharing
 from ignite_ipu.deferred.tensor.deferred_values import as_leaf
 from ignite_ipu.deferred.tensor.returned_views import in_place_of_results
+from ignite_ipu.deferred.tensor.stored_values import bring_waiting
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, WeightView, deferred_results
 from ignite_ipu.errors import CaptureError, IPUError
 from ignite_ipu.program.forward.left_behind import put
@@ -66,6 +67,9 @@ class RecordedCalls:
             settle_sharing(loop.buffers)
         loop.edits.look()
         modes = loop.modes.now()
+        if loop.modes.holds_awaited:
+            bring_waiting(loop.modes)
+            modes = loop.modes.now()
         then, with_grad, signatures = self._known[0] if self._known else _NONE
         if then is not modes or with_grad is not grad:
             signatures = self._signatures(modes, grad)

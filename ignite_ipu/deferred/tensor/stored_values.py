@@ -13,7 +13,7 @@ from ignite_ipu.deferred.tensor.reads import read
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, WeightView
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, WrittenTensor, values_awaited, write_known
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.program.guards.values import AWAITED
+from ignite_ipu.program.guards.values import AWAITED, is_left_behind
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.tensors.raw import shape_of
 from ignite_ipu.program.user_code import current_line
@@ -73,7 +73,16 @@ _STORED = _Stored()
 
 
 def bring_waiting(code: ModelCode) -> None:
-    """Write the values that are still to come into tensors that a model's code reads, before a call of it."""
+    """Have the values before a call of a model that its code reads: in attributes, and written into other tensors."""
+    attributes, code.holds_awaited = code.attributes if code.holds_awaited else (), False
+    for own in attributes:
+        for name, held in list(own.items()):
+            if not isinstance(held, Deferred) or is_left_behind(held):
+                continue
+            if held.value.known and not held.value.live:
+                own[name] = held.value.get().detach()
+            else:
+                code.holds_awaited = True
     for write in [given() for given in list(WAITING)]:
         for tensor in () if write is None else (write.target, write.base):
             if tensor is not None and code.reads(tensor):

@@ -190,7 +190,7 @@ class PythonState:
         words: All names that the code reads.
         iterators: The iterators and random generators among them.
         values: Returns the values of this moment.
-        moded: The attributes of the modules that `training` is about.
+        attributes, moded: The attributes of the modules, and of those that `training` is about.
     """
 
     def __init__(self, model: nn.Module, *others: Any, named: Optional[Named] = None) -> None:
@@ -198,11 +198,11 @@ class PythonState:
         named = Named(called) if named is None else named
         self.words, self.iterators = named.names, named.iterators
         modules = [part for _, part in called if isinstance(part, nn.Module)]
-        self._attributes = [vars(part) for part in modules]
+        self.attributes = [vars(part) for part in modules]
         # The class of a part changes when it is captured; the new one reports the original as its class.
         reads = {kind: _MODE in self.words or _reads_mode(kind) for kind in {part.__class__ for part in modules}}
         # A hook of a library's may read it, too: that of a spectral norm does.
-        own_hooks = list(map(forward_hooks_of, self._attributes))
+        own_hooks = list(map(forward_hooks_of, self.attributes))
         # The wrapper of torch.compile has no mode of its own, but that of the module within.
         self.moded = [
             vars(part)
@@ -294,9 +294,9 @@ class PythonState:
         for attributes, mode in zip(self.moded, modes):
             attributes["training"] = mode
 
-    def attributes(self) -> SavedAttributes:
+    def saved(self) -> SavedAttributes:
         """Return the present Python values in attributes of modules, to have them again later."""
-        return SavedAttributes(self._attributes)
+        return SavedAttributes(self.attributes)
 
     def left_behind(
         self, before: Sequence[Hashable], made: Callable[[torch.Tensor], bool], used: Container[int], everywhere: bool
@@ -312,7 +312,7 @@ class PythonState:
         Returns:
             The new tensors by the number of the value, which is the same but for them.
         """
-        own = {id(value) for attributes in self._attributes for value in attributes.values()}
+        own = {id(value) for attributes in self.attributes for value in attributes.values()}
         found = {}
         for number, (old, new, value) in enumerate(zip(before, self.values(), self.values.objects)):
             pairs = replaced_tensors(old, new) if everywhere or id(value) in own else None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
-from ignite_ipu.program.guards.values import FIXED, FUNCTIONS
+import torch
+
+from ignite_ipu.program.guards.values import FIXED, FUNCTIONS, Same, is_left_behind
 
 _MODE = "training"
 _CONTAINERS = (dict, list, set, tuple)
@@ -14,14 +16,15 @@ _ABSENT: List[Any] = []
 
 
 class SavedAttributes:
-    """The numbers, strings, functions and plain containers of them in attributes of modules, at the time it is made.
+    """The numbers, strings, functions and tensors in attributes of modules, at the time it is made.
 
-    Modes and tensors are left out. It is part of no comparison: all are equal.
+    Plain containers of them count, too. Modes are left out, and tensors that calls leave for others. What is written
+    into a tensor is not saved. It is part of no comparison: all are equal.
     """
 
     def __init__(self, modules: Sequence[Dict[str, Any]]) -> None:
         self._saved = [
-            (own, {name: _copied(value) for name, value in own.items() if name != _MODE and _is_plain(value)})
+            (own, {name: _saved(value) for name, value in own.items() if name != _MODE and _is_plain(value)})
             for own in modules
         ]
 
@@ -32,7 +35,7 @@ class SavedAttributes:
         return 0
 
     def by_module(self) -> Dict[int, Dict[str, Any]]:
-        """Return the values of each module, by the ids of their attributes."""
+        """Return the values of each module, comparable, by the ids of their attributes."""
         return {id(own): saved for own, saved in self._saved}
 
     @contextlib.contextmanager
@@ -43,9 +46,9 @@ class SavedAttributes:
             for own, saved in self._saved:
                 for name, value in saved.items():
                     now = own.get(name, _ABSENT)
-                    if now is not value and (type(now) is not type(value) or now != value):
+                    if now is not value and not (_is_plain(now) and _saved(now) == value):
                         changed.append((own, name, now))
-                        own[name] = _copied(value)
+                        own[name] = _given(value)
             yield
         finally:
             for own, name, now in reversed(changed):
@@ -58,12 +61,24 @@ class SavedAttributes:
 def _is_plain(value: Any) -> bool:
     if isinstance(value, _PLAIN):
         return True
+    if isinstance(value, torch.Tensor):
+        return not is_left_behind(value)
     if type(value) not in _CONTAINERS:
         return False
     return not value or all(map(_is_plain, [*value, *value.values()] if isinstance(value, dict) else value))
 
 
-def _copied(value: Any) -> Any:
+def _saved(value: Any) -> Any:
+    """Return a value that no later change reaches, with objects in place of tensors that are equal for the same one."""
+    return Same(value) if isinstance(value, torch.Tensor) else _mapped(value, _saved)
+
+
+def _given(value: Any) -> Any:
+    """Return the value of which another is saved."""
+    return value.value if type(value) is Same else _mapped(value, _given)
+
+
+def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     if type(value) is dict:
-        return {name: _copied(each) for name, each in value.items()}
-    return type(value)(map(_copied, value)) if type(value) in _CONTAINERS else value
+        return {name: function(each) for name, each in value.items()}
+    return type(value)(map(function, value)) if type(value) in _CONTAINERS else value
