@@ -402,10 +402,9 @@ class FusedUpdate:
         self, losses: Sequence[Loss], error: BaseException, once: Once, restore: Optional[Callable[[], None]] = None
     ) -> None:
         """Discard the losses of an update that failed, or restore the books for an update on the host."""
-        refused = isinstance(error, IPUError) and not once.is_made
-        if refused and self.loop.now.updates.may_leave:
-            if restore is not None:
-                restore()
+        if restore is not None and not once.is_made:
+            restore()
+        if isinstance(error, IPUError) and not once.is_made and self.loop.now.updates.may_leave:
             return
         self.books.gradients.drop(losses)
         for loss in losses:

@@ -46,7 +46,7 @@ from ignite_ipu.deferred.tensor.inputs import gradients_return
 from ignite_ipu.deferred.tensor.lost_gradients import LOST, lost_aside
 from ignite_ipu.deferred.tensor.reads import expected_loss, models_of
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
-from ignite_ipu.errors import CaptureError, EarlyReadError, IPUError, logger
+from ignite_ipu.errors import CaptureError, EarlyReadError, logger
 from ignite_ipu.optimizers.host_link import note_step
 from ignite_ipu.program.tensors.raw import gradient_of, named_tensors, plain, set_gradient
 from ignite_ipu.program.user_code import Line, current_line
@@ -59,12 +59,15 @@ Closure = Callable[[], Any]
 
 
 @contextlib.contextmanager
-def _restored_if_refused(book: BufferBook, operations: Sequence[Operation]) -> Iterator[None]:
-    """Restore the entries of operations in a book if their update in the `with` block is refused."""
+def _restored_if_failed(book: BufferBook, operations: Sequence[Operation]) -> Iterator[None]:
+    """Restore the entries of operations in a book if their update in the `with` block is refused, or fails.
+
+    PyTorch has written their buffers in the forward: the host replays the calls.
+    """
     restore, done = book.state_of(operations), [each.done for each in operations]
     try:
         yield
-    except IPUError:
+    except BaseException:
         if done == [each.done for each in operations]:
             restore()
         raise
@@ -197,7 +200,7 @@ class HostGradients:
         except EarlyReadError as error:
             raise CaptureError(f"{what} {error} {remedy}") from None
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_restored_if_refused(loop.buffers, operations))
+            stack.enter_context(_restored_if_failed(loop.buffers, operations))
             loop.buffers.before_update([loss], loop, nothing)
             older = begin_again(operations)
             retained = {each for each in operations if loss.retained and each.signature.trains}
@@ -223,7 +226,7 @@ class HostGradients:
     def _compute(self, loss: Loss, keeps: Callable[[Operation], bool], before: Optional[Values] = None) -> Gradients:
         """Have the device compute the gradients of a loss, after a look for edits."""
         loop, operations = self._loop, loss.operations
-        with contextlib.nullcontext() if loop.buffers.is_empty else _restored_if_refused(loop.buffers, operations):
+        with contextlib.nullcontext() if loop.buffers.is_empty else _restored_if_failed(loop.buffers, operations):
             if not loop.buffers.is_empty:
                 loop.buffers.before_update([loss], loop, nothing)
             if loop.edits.older:

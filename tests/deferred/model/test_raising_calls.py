@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Callable, List, Tuple, Type
 
 import pytest
@@ -165,3 +166,32 @@ def test_a_call_without_a_loss_whose_statistics_are_read_is_between_two_of_one_u
         return found
 
     assert_same(loop, ValueError, update, sums=False)
+
+
+@every_update
+@pytest.mark.parametrize("failing", [(0,), (4, 5)])
+@pytest.mark.parametrize("reads", [False, True])
+def test_an_update_that_fails_keeps_the_statistics_of_its_call(
+    reads: bool, failing: Tuple[int, ...], update: str
+) -> None:
+    """PyTorch has written them in the forward; anomaly detection raises an error in the backward pass."""
+
+    def loop(net: Net, optimizer: torch.optim.Optimizer) -> List[Any]:
+        found: List[Any] = []
+        for number, x in enumerate(X):
+            optimizer.zero_grad()
+            scores = net(x)
+            # The derivative of a square root is infinite at zero.
+            loss = F.cross_entropy(scores, Y) + (scores * 0 if number in failing else scores**2).sqrt().sum()
+            with warnings.catch_warnings(), torch.autograd.set_detect_anomaly(True):
+                warnings.simplefilter("ignore")
+                try:
+                    loss.backward()
+                    optimizer.step()
+                except RuntimeError as error:
+                    found.append("nan values" in str(error))
+            if reads:
+                found += [net.total.tolist(), int(net.norm.num_batches_tracked)]  # type: ignore[arg-type]
+        return found
+
+    assert_same(loop, ValueError, update)
