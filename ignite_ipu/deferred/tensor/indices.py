@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
 from ignite_ipu.deferred.graph.scalar_indices import BY_SCALARS, dimensions_of, is_scalar
-from ignite_ipu.deferred.graph.structure import mapped
+from ignite_ipu.deferred.graph.structure import leaves_in, mapped
 from ignite_ipu.deferred.tensor.deferred_values import Deferred
 from ignite_ipu.operators.words import word_set
 
@@ -19,6 +19,11 @@ _ARRAYS_OR_TENSORS = (torch.Tensor, np.ndarray)
 _ITEMS = ("__getitem__", "setitem")
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _MASKS = (torch.bool, torch.uint8)
+_INDEXED_WRITES = word_set(
+    "index_put_ index_add_ index_copy_ index_fill_ index_reduce_ scatter_ scatter_add_ scatter_reduce_ put_"
+)
+_JOINING = word_set("cat concat concatenate hstack vstack row_stack")
+_JOINED = ("tensors", "arrays")
 # Returns the value of a tensor that the host has, None for others.
 _OnHost = Callable[[torch.Tensor], Optional[torch.Tensor]]
 
@@ -47,6 +52,30 @@ def by_scalars(name: str, func: Callable[..., Any], args: Tuple[Any, ...]) -> Ca
 
 def _is_awaited(item: Any) -> bool:
     return is_scalar(item) and isinstance(item, Deferred) and not item.value.known
+
+
+def writes_nothing(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any], on_host: _OnHost) -> bool:
+    """Return whether a function writes into no element of its first argument, by indices that the host has."""
+    if name in _INDEXED_WRITES:
+        return any(not leaf.numel() for leaf in leaves_in((args[1:], kwargs)))
+    if name != "__setitem__":
+        return False
+    index = with_known_indices("setitem", args[:2], on_host)[1]
+    if any(type(leaf) is not torch.Tensor or leaf.dtype in _MASKS for leaf in leaves_in(index)):
+        return False  # which the device selects by
+    return not torch.empty(args[0].shape, device="meta")[index].numel()
+
+
+def without_empty(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+    """Return the arguments of a function that joins tensors without those of the host that have no elements."""
+    key = next((each for each in _JOINED if each in kwargs), None)
+    given = args[0] if args else kwargs.get(str(key))
+    if name not in _JOINING or not isinstance(given, (list, tuple)):
+        return args, kwargs
+    kept = [each for each in given if type(each) is not torch.Tensor or each.numel() or each.requires_grad]
+    if len(kept) in (0, len(given)) or len({each.dtype for each in given}) > 1:
+        return args, kwargs
+    return ((kept, *args[1:]), kwargs) if args else (args, {**kwargs, str(key): kept})
 
 
 def _with_numbers(arguments: Any, on_host: _OnHost) -> Any:

@@ -8,16 +8,25 @@ from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tup
 import numpy as np
 import torch
 
+from ignite_ipu.deferred.graph.leaves import weights_among
 from ignite_ipu.deferred.graph.operations import USES, Operation, Value, name_of
 from ignite_ipu.deferred.graph.owners import Held, captured_at, is_read_by_code, parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures, changing_numbers, inferred_signature
 from ignite_ipu.deferred.graph.state import note_statistics
+from ignite_ipu.deferred.graph.step_graph import ancestors
 from ignite_ipu.deferred.graph.structure import flatten, is_tensor_or_array, leaves_in
 from ignite_ipu.deferred.graph.uses import keep_weights
 from ignite_ipu.deferred.tensor.deferred_values import Deferred, all_values, as_leaf, awaited_values, resolved
 from ignite_ipu.deferred.tensor.functions import OPERATORS, written
 from ignite_ipu.deferred.tensor.in_place import diagonal_masked, recorded_as
-from ignite_ipu.deferred.tensor.indices import ARRAYS, INDEXED, by_scalars, with_known_indices
+from ignite_ipu.deferred.tensor.indices import (
+    ARRAYS,
+    INDEXED,
+    by_scalars,
+    with_known_indices,
+    without_empty,
+    writes_nothing,
+)
 from ignite_ipu.deferred.tensor.inputs import NORMALISATIONS, is_weight, refuse_statistics
 from ignite_ipu.deferred.tensor.reads import is_of_evaluations, read
 from ignite_ipu.deferred.tensor.views import is_own_view, written_values
@@ -87,6 +96,7 @@ class Recorder:
         target = written(name, args, kwargs)
         if target is not None:
             return self._record_in_place(func, name, target, args, kwargs)
+        args, kwargs = without_empty(name, args, kwargs)
         if "device" in kwargs:
             kwargs = {**kwargs, "device": None}
         leaves: List[Any] = []
@@ -157,6 +167,8 @@ class Recorder:
                     value.keep_for_readers()
                 result = func(*resolved(args), **resolved(kwargs))
                 return result if value is None or result is not value.tensor else target
+        if writes_nothing(name, args, kwargs, _on_host) and not _leads_on(value, (args[1:], kwargs)):
+            return None if name == "__setitem__" else target
         plain, line, ordinary = recorded_as(name, target, value), current_line(), value is None
         if ordinary and name not in OPERATORS and not needs_gradients(late) and all(map(_is_of_weights, late)):
             return NotImplemented
@@ -236,6 +248,21 @@ def needs_gradients(values: Sequence[Value]) -> bool:
 
 def _is_of_weights(value: Value) -> bool:
     return value.known or value.operation.of_weights
+
+
+def _leads_on(value: Optional[Value], others: Any) -> bool:
+    """Return whether gradients flow through other arguments of a write to weights to which they flow not without it.
+
+    PyTorch makes them zero where nothing is written.
+    """
+    if not torch.is_grad_enabled():
+        return False
+    if any(map(is_weight, leaves_in(others))):
+        return True
+    before = set() if value is None else set(ancestors(value))
+    after = [each for other in all_values(others) if other.shape.requires_grad for each in ancestors(other)]
+    with_weights = [each for each in after if each.model is not None or any(weights_among(each.leaves))]
+    return not before.issuperset(with_weights)
 
 
 def _is_awaited(target: Any) -> bool:

@@ -200,3 +200,57 @@ def test_arrays_that_change() -> None:
 
     capture = captured(both(loop))
     assert capture is not None and capture.compilations == 1
+
+
+NOTHING = torch.zeros(8, dtype=torch.bool)
+NO_ROWS = torch.arange(0)
+
+
+def set_by_mask(scores: torch.Tensor) -> torch.Tensor:
+    scores[NOTHING] = 0.0
+    return scores
+
+
+def add_by_mask(scores: torch.Tensor) -> torch.Tensor:
+    scores[NOTHING, 0] += 1.0
+    return scores
+
+
+def set_parts_of_itself(scores: torch.Tensor) -> torch.Tensor:
+    scores[NOTHING] = scores[NOTHING] * 2
+    return scores
+
+
+def set_by_slice(scores: torch.Tensor) -> torch.Tensor:
+    scores[2:2] = 1.0
+    return scores
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        set_by_mask,
+        add_by_mask,
+        set_parts_of_itself,
+        set_by_slice,
+        lambda scores: scores.index_fill_(0, NO_ROWS, 3.0),
+        lambda scores: scores.index_copy_(0, NO_ROWS, torch.ones(0, 2)),
+        lambda scores: torch.cat([torch.empty(0, 2), scores]),
+        lambda scores: torch.cat(tensors=(scores, torch.empty(8, 0)), dim=1),
+        lambda scores: torch.vstack([scores, torch.empty(0, 2)]),
+    ],
+)
+def test_indices_and_tensors_without_elements(part: Part) -> None:
+    """Nothing is written or joined, so that no operation has a tensor without elements."""
+    both(trained(lambda scores: part(scores * 1)))
+
+
+def test_a_value_of_other_weights_is_not_left_out() -> None:
+    """PyTorch gives these weights gradients of zeros, which momentum and decay would use."""
+    model, optimizer = prepared()
+    other, _ = prepared()
+    scores = model(X)
+    scores[NOTHING] = other(X)[NOTHING]
+    scores.sum().backward()
+    with pytest.raises(CaptureError, match=r"selects nothing"):
+        optimizer.step()
