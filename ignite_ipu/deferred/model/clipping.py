@@ -12,9 +12,10 @@ from torch.nn.utils import clip_grad_norm_  # PyTorch's own, which a script's ca
 from ignite_ipu.deferred.graph.operations import NORM, Operation
 from ignite_ipu.deferred.model.fused_update import FusedUpdate
 from ignite_ipu.deferred.model.loop import Loop
-from ignite_ipu.deferred.model.model import first_owner, loops_of
+from ignite_ipu.deferred.model.model import first_owner, loops_of, owner_of
 from ignite_ipu.deferred.tensor.tensor import deferred_results
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.tensors.raw import gradient_of
 from ignite_ipu.program.user_code import current_line
 
 
@@ -32,12 +33,12 @@ def clip_gradients(
     owner, every = first_owner(parameters)
     if owner is None:
         return clip_grad_norm_(list(every), max_norm, norm_type, **kwargs)
-    loop, checks = owner.loop, bool(kwargs.get("error_if_nonfinite"))
-    known = _are_of_one_module(parameters) and any(programs.prepared for programs in loop.updates.programs)
-    if checks or not known:
+    loop, checks, module = owner.loop, bool(kwargs.get("error_if_nonfinite")), _module_of(parameters)
+    known = module is not None and any(module is each.model for each in loop.models)
+    if checks or not (known and any(programs.prepared for programs in loop.updates.programs)):
         every = list(every)
         loops = loops_of(every)
-        if checks or len(loops) > 1:
+        if checks or len(loops) > 1 or any(owner_of(each) is None and gradient_of(each) is not None for each in every):
             return _clip_on_host(loops, every, max_norm, norm_type, **kwargs)
     return loop.updates.gradients.clip(every, float(max_norm), float(norm_type), parameters)
 
@@ -46,18 +47,22 @@ def _clip_on_host(
     loops: List[Loop], tensors: List[torch.Tensor], max_norm: float, norm_type: float, **kwargs: Any
 ) -> torch.Tensor:
     """Clip gradients that no device's step clips together, or whose norm decides whether to go on."""
-    on_device = [loop for loop in loops if not loop.updates.on_host]
-    if not any(any(loop.updates.gradients.shows([each])) for each in tensors for loop in loops_of([each])):
-        return torch.tensor(0.0)
-    names = " and ".join(sorted(loop.name for loop in loops))
-    reason = (
-        f"clip_grad_norm_ at {current_line()} was given parameters of {names}, which are trained apart: "
-        "clip those of each by a call of its own."
-        if len(loops) > 1
-        else f"clip_grad_norm_ at {current_line()} has error_if_nonfinite=True, and a device has the norm with the "
-        "update. Read the norm that it returns after optimizer.step()."
-    )
-    for loop in on_device:
+    names, checks = " and ".join(sorted(loop.name for loop in loops)), kwargs.get("error_if_nonfinite")
+    given = f"clip_grad_norm_ at {current_line()} was given parameters of {names}"
+    if len(loops) > 1:
+        reason = f"{given}, which are trained apart: clip those of each by a call of its own."
+    elif checks:
+        reason = (
+            f"clip_grad_norm_ at {current_line()} has error_if_nonfinite=True, and a device has the norm with the "
+            "update. Read the norm that it returns after optimizer.step()."
+        )
+    else:
+        reason = (
+            f"{given} and others, whose gradients the host has: a device clips those of its update alone. Clip each by "
+            "a call of its own; or let the optimizer hold all, which is prepared with the model."
+        )
+    shown = [loop for each in tensors for loop in loops_of([each]) if any(loop.updates.gradients.shows([each]))]
+    for loop in loops if shown else ():
         loop.updates.leave_device(reason, CaptureError(reason))
     return clip_grad_norm_(tensors, max_norm, norm_type, **kwargs)
 
@@ -115,9 +120,12 @@ def clip(
     return norm
 
 
-def _are_of_one_module(given: Any) -> bool:
-    """Return whether parameters are given as `module.parameters()`."""
-    return getattr(given, "gi_code", None) is nn.Module.parameters.__code__
+def _module_of(given: Any) -> Optional[nn.Module]:
+    """Return the module if parameters are given as its `parameters()`, and some are left; None for all others."""
+    if getattr(given, "gi_code", None) is not nn.Module.parameters.__code__ or given.gi_frame is None:
+        return None
+    module: nn.Module = given.gi_frame.f_locals["self"]
+    return module
 
 
 def _check_all(update: FusedUpdate, parameters: Iterable[torch.Tensor], given: Any) -> None:
@@ -126,8 +134,9 @@ def _check_all(update: FusedUpdate, parameters: Iterable[torch.Tensor], given: A
     They are identified by the module whose `parameters()` they are, else by their number; and by the trained weights.
     """
     told: Any = None
-    if _are_of_one_module(given) and given.gi_frame is not None:
-        told = (given.gi_frame.f_locals["self"], given.gi_frame.f_locals["recurse"])
+    module = _module_of(given)
+    if module is not None:
+        told = (module, given.gi_frame.f_locals["recurse"])
     else:
         parameters = list(parameters)
         told = len(parameters)
