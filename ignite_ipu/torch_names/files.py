@@ -41,6 +41,8 @@ COMPILER = "torch._dynamo"
 _COMPILED = "A function that torch.compile made, called in a model, is refused with PyTorch's own message."
 COMPILER_FILE = _file("torch._dynamo.convert_frame", "2.0", _COMPILED)
 """The file from which `torch.compile` raises its errors."""
+COMPILER_FOLDER = _file("torch._dynamo", "2.0", "A captured model in torch.compile is refused as one in torch.func.")
+"""Folder of the code of `torch.compile`."""
 
 _INDUCTOR = Name("torch._inductor.compile", "2.1", "The emulator computes without PyTorch's compiler: more slowly.")
 

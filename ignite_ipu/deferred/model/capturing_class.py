@@ -13,7 +13,7 @@ from torch import nn
 
 from ignite_ipu.capabilities.transforms import OTHER_WEIGHTS, TRANSFORMED
 from ignite_ipu.deferred.tensor.deferred_values import deferred_values, resolved
-from ignite_ipu.deferred.tensor.frames import frame_of
+from ignite_ipu.deferred.tensor.frames import called_by, frame_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.derived_class import derived_once, standing_for
 from ignite_ipu.program.forward.eager import EAGER
@@ -21,6 +21,7 @@ from ignite_ipu.program.module_tables import CHANGES
 from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.dispatch import autocasts_on_cpu, tracing_state, transformation
+from ignite_ipu.torch_names.files import COMPILER_FOLDER
 from ignite_ipu.torch_names.modules import FUNCTIONAL_CALL
 
 CAPTURE = "_ignite_ipu_capture"
@@ -118,6 +119,12 @@ def refuse_transforms(model: nn.Module, has_own_weights: Callable[[], bool]) -> 
             f"{name} was called at {current_line()} under torch.autocast for the CPU, but its program is "
             "compiled with the number format of IPUAccelerator(mixed_precision=...), 'no' or 'fp16'. PyTorch's "
             "autocast chooses bfloat16, which does not exist on an IPU. Leave it out, or use accelerator.autocast()."
+        )
+    if transformation() is not None and called_by(COMPILER_FOLDER):
+        raise CaptureError(
+            f"{name} was called at {current_line()} by torch.compile, which was given the model after it was captured: "
+            "PopTorch compiles the step. Leave torch.compile out, or give its result to ipu_prepare, which calls the "
+            "model within."
         )
     if transformation() is not None:
         raise CaptureError(f"{current_line()}: {TRANSFORMED.refusal(name, name)}")

@@ -226,20 +226,21 @@ class HostGradients:
     def _compute(self, loss: Loss, keeps: Callable[[Operation], bool], before: Optional[Values] = None) -> Gradients:
         """Have the device compute the gradients of a loss, after a look for edits."""
         loop, operations = self._loop, loss.operations
-        with contextlib.nullcontext() if loop.buffers.is_empty else _restored_if_failed(loop.buffers, operations):
-            if not loop.buffers.is_empty:
+        is_empty = loop.buffers.is_empty
+        with contextlib.nullcontext() if is_empty else _restored_if_failed(loop.buffers, operations):
+            if not is_empty:
                 loop.buffers.before_update([loss], loop, nothing)
             if loop.edits.older:
                 self._kept.follow_edits()
             if before is None:
                 loop.edits.check(operations, loop, "The gradient", unless_kept=True)
-                before = self._kept.values_then(operations)
+                before = self._kept.values_then(loss)
             older = [*before, *begin_again(operations)]
             retained = {each for each in operations if loss.retained and keeps(each)}
             if USES:
                 leave_uses(operations)
             try:
-                with contextlib.nullcontext() if loop.buffers.is_empty else loop.buffers.in_update(operations):
+                with contextlib.nullcontext() if is_empty else loop.buffers.in_update(operations):
                     keep_buffers(operations, retained, keeps, loop.session.weights)
                     if not older:
                         return self._training.compute([loss], keeps)

@@ -149,8 +149,9 @@ class KeptWeights:
                 values.append(then)
         return values
 
-    def values_then(self, operations: Sequence[Operation]) -> Values:
-        """Return the weights that have changed since operations were recorded, with their values at that time."""
+    def values_then(self, loss: Loss) -> Values:
+        """Return the weights that have changed since the operations of a loss, with their values at that time."""
+        operations = loss.operations
         if not self._changed or operations[0].number > self._last_change:
             return []
         # By the id of a weight: the value that earlier operations have used, None for the current one.
@@ -167,12 +168,7 @@ class KeptWeights:
                     then = self._value_then(key, operation) if stale else None
                     lost = stale and then is None
                 if lost or used.setdefault(key, then) is not then:
-                    raise CaptureError(
-                        f"The loss that goes backward at {current_line()} is computed at {operation.line} with weights "
-                        "that have changed since or before. Their values at that time are unknown, or the loss is "
-                        "computed with others, too. A device call has one set of weights. Call backward() before "
-                        "optimizer.step(), or compute everything anew after it."
-                    )
+                    raise _of_several_weights(loss, operation)
         return [pair for pair in used.values() if pair is not None]
 
     def follow_device(self, stepped: Mapping[int, int], older: Sequence[Older]) -> None:
@@ -239,6 +235,24 @@ class KeptWeights:
         kept = (older for older in self._older if older.taken >= operation.number)
         found = next((pair for older in kept for pair in older.values if id(pair[0]) == key), None)
         return None if found is None or found[1] is None else found
+
+
+def _of_several_weights(loss: Loss, operation: Operation) -> CaptureError:
+    """Return the error for the gradients of a loss of which an operation has lost the weights of its time."""
+    line = current_line()
+    why = (
+        f"is computed at {operation.line} with weights that have changed since or before. Their values at that time "
+        "are unknown, or the loss is computed with others, too."
+    )
+    if line.place != loss.line.place:
+        return CaptureError(
+            f"Gradients are used at {line}, and the loss that went backward for them at {loss.line} {why} Use "
+            "gradients before weights change, or set IPUConfig(update='host'), with which backward() brings them."
+        )
+    return CaptureError(
+        f"The loss that goes backward at {line} {why} A device call has one set of weights. Call backward() before "
+        "optimizer.step(), or compute everything anew after it."
+    )
 
 
 def _uses() -> List[Operation]:

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from ignite_ipu.deferred.graph.operations import name_of
+from ignite_ipu.deferred.graph.owners import captured_at
 from ignite_ipu.deferred.tensor.autograd import asked_gradients
-from ignite_ipu.deferred.tensor.deferred_values import Deferred, awaited_values, deferred_values, resolved
+from ignite_ipu.deferred.tensor.deferred_values import Deferred, all_values, awaited_values, deferred_values, resolved
 from ignite_ipu.deferred.tensor.frames import is_argument_check
 from ignite_ipu.deferred.tensor.functions import (
     DIFFERENTIABLE_READS,
@@ -23,7 +24,7 @@ from ignite_ipu.deferred.tensor.functions import (
 )
 from ignite_ipu.deferred.tensor.losses import RecordedNode
 from ignite_ipu.deferred.tensor.reads import read
-from ignite_ipu.deferred.tensor.recording import Recorder, needs_gradients
+from ignite_ipu.deferred.tensor.recording import Recorder, needs_gradients, stand_for, write_at_once
 from ignite_ipu.deferred.tensor.without_graph import of_host
 from ignite_ipu.deferred.tensor.written_tensors import answered
 from ignite_ipu.errors import CaptureError
@@ -45,12 +46,7 @@ def call(recorder: Recorder, func: Callable[..., Any], args: Tuple[Any, ...], kw
     if name == "__get__":
         return _property(recorder, func, args[0])
     if name in ("__set__", "__delete__"):
-        if attribute_of(func) == "requires_grad" and args[1:] == (args[0].value.shape.requires_grad,):
-            return None
-        raise CaptureError(
-            f"tensor.{attribute_of(func)} = ... at {current_line()} cannot be recorded: the tensor is "
-            "computed on the device. Make a new tensor instead."
-        )
+        return _set_attribute(func, *args)
     if name in METADATA or (name == "type" and len(args) + len(kwargs) == 1):
         return func(*args, **kwargs)
     if name in _OF_NEW_PARAMETERS and makes_parameter():
@@ -92,6 +88,8 @@ def call(recorder: Recorder, func: Callable[..., Any], args: Tuple[Any, ...], kw
     if name == "broadcast_tensors":
         size = np.broadcast_shapes(*[each.shape for each in args])
         return tuple([_expanded(recorder, each, size) for each in args])
+    if name == "detach_":
+        return _detached(recorder, args[0])
     if name == "__iter__":
         return iter(recorder.record(torch.Tensor.unbind, (args[0], 0), {}))
     if name == "type" and (args[1:] or kwargs):
@@ -106,6 +104,36 @@ def call(recorder: Recorder, func: Callable[..., Any], args: Tuple[Any, ...], kw
             return args[0]
         args, kwargs = (args[0], dtype), {}
     return recorder.record(func, args, kwargs)
+
+
+def _set_attribute(func: Callable[..., Any], tensor: torch.Tensor, *given: Any) -> None:
+    """Set or delete an attribute of a tensor of the host, such as `parameter.data`, whose value is read for that."""
+    if isinstance(tensor, Deferred):
+        if attribute_of(func) == "requires_grad" and given == (tensor.value.shape.requires_grad,):
+            return
+        raise CaptureError(
+            f"tensor.{attribute_of(func)} = ... at {current_line()} cannot be recorded: the tensor is "
+            "computed on the device. Make a new tensor instead."
+        )
+    values = resolved(given, f"tensor.{attribute_of(func)} = ...")
+    for each in all_values(given):
+        each.keep_for_readers()
+    held = [(tensor, {} if attribute_of(func) in GRADIENT_ATTRIBUTES else captured_at(tensor))]
+    write_at_once(func, held, (tensor, *values), {})
+
+
+def _detached(recorder: Recorder, tensor: Any) -> Any:
+    """Let a tensor stand for its value without gradients, as `detach_()` does."""
+    if not tensor.value.shape.requires_grad:
+        return tensor
+    detached = recorder.record(torch.Tensor.detach, (tensor,), {})
+    if not isinstance(detached, Deferred):
+        raise CaptureError(
+            f"detach_() at {current_line()} changes a tensor whose value is known, and through which gradients may "
+            "flow yet. Write x = x.detach()."
+        )
+    stand_for(tensor, detached.value)
+    return tensor
 
 
 def _new_parameter(func: Callable[..., Any], tensor: Any, *args: Any) -> Any:

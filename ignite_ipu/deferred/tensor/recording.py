@@ -158,7 +158,7 @@ class Recorder:
             several = isinstance(target, (list, tuple)) and "out" not in kwargs
             several = several and not any(isinstance(each, Deferred) for each, _ in held)
             if several or any([loops or (name in OPERATORS and is_read_by_code(each)) for each, loops in held]):
-                return _write_at_once(func, held, args, kwargs)
+                return write_at_once(func, held, args, kwargs)
         if all(each.available for each in late) and not needs_gradients(late):
             if value is not None and not value.known:
                 value.take(read(value, name_of(func)))
@@ -200,11 +200,11 @@ class Recorder:
                 "x = x + y instead of x += y, and copy = x.clone(); copy[...] = y instead of x[...] = y."
             )
         for tensor, now in written_values(target.value, result.value, line):
-            _stand_for(tensor, now)
+            stand_for(tensor, now)
         return target
 
 
-def _write_at_once(
+def write_at_once(
     func: Callable[..., Any], held: Sequence[Tuple[torch.Tensor, Held]], args: Tuple[Any, ...], kwargs: Dict[str, Any]
 ) -> Any:
     """Write into tensors that calls of captured models read, weights or others: the next call has the values.
@@ -232,7 +232,7 @@ def _keep_for_readers(result: Any, values: Sequence[Value]) -> None:
                 value.keep_for_readers()
 
 
-def _stand_for(tensor: Any, value: Value) -> None:
+def stand_for(tensor: Any, value: Value) -> None:
     """Let a tensor that the user holds stand for a new value from here on."""
     tensor.value.handle = lambda: None
     tensor.value = value

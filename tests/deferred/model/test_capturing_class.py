@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ignite_ipu.deferred import capture_model, capture_optimizer, captured
+from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer, captured
 
 X = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
@@ -127,3 +127,11 @@ def test_parts_of_a_sequential_are_trained() -> None:
         optimizer.step()
         weights.append([parameter.detach().clone() for parameter in model.parameters()])
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_captured_model_that_is_compiled_is_refused_by_name() -> None:
+    model, _ = pair(sequence, captures=True)
+    compiled = torch.compile(model, backend="eager")
+    with pytest.raises(CaptureError, match=r"Sequential was called at .* by torch\.compile.* Leave torch\.compile out"):
+        compiled(X)

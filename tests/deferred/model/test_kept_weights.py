@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ignite_ipu import IPUConfig, ipu_prepare
+from ignite_ipu.deferred import CaptureError
 
 Write = Callable[[Any, torch.Tensor], Any]
 Term = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -131,3 +132,21 @@ def test_gradients_depend_on_a_later_value_that_pytorch_does_not_count(
 ) -> None:
     """Autograd has saved the memory of the buffer, into which the loop writes by `data`."""
     assert_same(add_to_data, when, term, update, scales)
+
+
+def test_gradients_are_used_after_another_optimizer_has_stepped() -> None:
+    """The message has the line that uses them, and that of `backward()`; the first updates would be made again."""
+    torch.manual_seed(0)
+    first, second = nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Linear(8, 3)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, second)]
+    ipu_prepare(first, second, *optimizers, config=IPUConfig(update="auto"))
+    for number in range(12):
+        loss = F.cross_entropy(second(first(X[number % 4])), Y)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers[: 1 if number == 11 else 2]:
+            optimizer.step()
+        loss.item()
+    with pytest.raises(CaptureError, match=r"Gradients are used at .*, and the loss that went backward for them at"):
+        [each.grad.sum() for each in (*first.parameters(), *second.parameters())]  # type: ignore[union-attr]

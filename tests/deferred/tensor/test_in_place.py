@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from ignite_ipu import IPUConfig, ipu_prepare
 from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer
 from ignite_ipu.deferred.tensor.in_place import out_of_place
 
@@ -314,3 +315,24 @@ def test_the_function_without_underscore_computes_what_is_written() -> None:
 def test_what_draws_or_changes_shapes_has_none(name: str) -> None:
     """Nor has one whose name without the underscore is another function, as `bernoulli`."""
     assert out_of_place(name) is None
+
+
+@pytest.mark.parametrize("update", ["auto", "device", "host"])
+def test_a_weighting_is_detached_in_place(update: str) -> None:
+    """No gradient flows through it, as after `x = x.detach()`."""
+    seen = []
+    for captures in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        if captures:
+            ipu_prepare(model, optimizer, config=IPUConfig(update=update))
+        for _ in range(3):
+            optimizer.zero_grad()
+            scores = model(torch.ones(2, 4))
+            weighting = scores.softmax(-1)
+            assert weighting.detach_() is weighting and not weighting.requires_grad
+            (weighting * scores).sum().backward()
+            optimizer.step()
+        seen.append({name: each.clone() for name, each in model.state_dict().items()})
+    torch.testing.assert_close(seen[1], seen[0])

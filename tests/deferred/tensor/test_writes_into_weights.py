@@ -73,6 +73,10 @@ def bias_through_data(model: Any, value: torch.Tensor) -> None:
     model.head.bias.data.copy_(value)
 
 
+def replace_bias(model: Any, value: torch.Tensor) -> None:
+    model.head.bias.data = value
+
+
 def of_the_update(model: Any, features: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return features
 
@@ -116,7 +120,7 @@ def states(update: str, when: str, write: Write, source: Callable[..., torch.Ten
 BUFFERS = [replace_row, interpolate, row_of_view, part_of_flat_view, through_data, by_index, by_out]
 WHEN = ["before backward()", "before the step", "after the step"]
 SOURCES = [of_the_update, of_a_part, of_another_call]
-WRITES = [*BUFFERS, bias, bias_through_data]
+WRITES = [*BUFFERS, bias, bias_through_data, replace_bias]
 # Each write at each time, with values of each source in turns.
 CASES = [
     (write, when, SOURCES[(first + second) % len(SOURCES)])
