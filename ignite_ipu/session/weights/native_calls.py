@@ -22,6 +22,8 @@ from ignite_ipu.torch_names.native import is_compiling, native_functions, native
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _PLAIN = frozenset((int, float, bool, complex, str, bytes, type(None), torch.Tensor, nn.Parameter, torch.dtype))
+# Of long lists of numbers, also numpy's, only the types are looked at.
+_HOLDING = (torch.Tensor, list, tuple, dict)
 
 
 class NativeCalls:
@@ -111,7 +113,7 @@ class NativeCalls:
                 if reports_accesses(kind):
                     found[id(value)] = value
             elif isinstance(value, (list, tuple)):
-                if not _PLAIN.issuperset(map(type, value)):
+                if any(issubclass(kind, _HOLDING) for kind in set(map(type, value)) - _PLAIN):
                     self._find(value, found)
             elif isinstance(value, dict):
                 self._find(value.values(), found)
