@@ -199,3 +199,43 @@ def test_calls_before_the_step_are_refused_where_the_weights_before_it_are_gone(
 ) -> None:
     with pytest.raises((CaptureError, EarlyReadError)):
         train_with_calls(make(), update, between, reads, before)
+
+
+def write_row(weight: torch.Tensor) -> None:
+    weight[0].mul_(0.5)
+
+
+def write_rows(weight: torch.Tensor) -> None:
+    for row in weight:
+        row.mul_(0.5)
+
+
+def write_flat(weight: torch.Tensor) -> None:
+    weight.view(-1)[:5] = 0.3
+
+
+def write_detached(weight: torch.Tensor) -> None:
+    weight.detach().mul_(0.5)
+
+
+@pytest.mark.parametrize("write", [write_row, write_rows, write_flat, write_detached])
+def test_a_view_of_a_weight_is_written_after_a_read_that_ran_the_update(write: Callable[[torch.Tensor], None]) -> None:
+    """The update is taken back for the access to the weight, and what follows it is followed as other writes are."""
+    found = []
+    for prepared in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        if prepared:
+            ipu_prepare(model, optimizer, config=IPUConfig(update="auto"))
+        for number in range(4):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(torch.randn(6, 4)), torch.arange(6) % 3)
+            if number == 2:
+                loss.item()
+                with torch.no_grad():
+                    write(model[0].weight)
+            loss.backward()
+            optimizer.step()
+        found.append((loss.item(), copy.deepcopy(model.state_dict())))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
