@@ -19,7 +19,7 @@ every_update = pytest.mark.parametrize("update", ["auto", "device", "host"])
 
 
 class Net(nn.Module):
-    """Returns its scores, and what `also` takes of it and its argument."""
+    """Returns its scores, and the tensors that `also` takes of it and its argument."""
 
     def __init__(self, also: Callable[[Any, torch.Tensor], Any]) -> None:
         super().__init__()

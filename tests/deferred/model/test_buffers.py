@@ -168,7 +168,7 @@ def normalised() -> nn.Module:
 
 
 def losses_of_two_calls(make: Callable[[], nn.Module], update: str, read: List[int], keeps: bool = True) -> List[Any]:
-    """Return what a loop shows that reads losses before `backward()`; the second call follows a call in other modes."""
+    """Return a loop's numbers, with losses read before `backward()`; the second call follows a call in other modes."""
     torch.manual_seed(0)
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

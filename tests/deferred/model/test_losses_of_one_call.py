@@ -69,7 +69,7 @@ def reads_it_alone(actor: Tensor, critic: Tensor, policy: Tensor, value: Tensor)
 
 
 def train(second: Callable[..., float], update: str = "", alone: int = 0) -> List[Any]:
-    """Train with a second loss, but for some updates with the first `alone`; returns what was read, and the weights."""
+    """Train with a second loss, but for some updates with the first `alone`; returns the losses and the weights."""
     torch.manual_seed(0)
     model: Any = ActorCritic()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)

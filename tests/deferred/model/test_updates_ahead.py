@@ -49,7 +49,7 @@ BACKWARDS = [scaled, scaled_in_place, with_another_term, replaced, with_a_penalt
 
 
 def run(goes: Callable[..., None], update: str = "", before: int = 2) -> List[Tensor]:
-    """Train with the loss alone for some updates, and then in another way; returns what was read, and the weights."""
+    """Train with the loss alone for some updates, and then in another way; returns the values read, and the weights."""
     torch.manual_seed(0)
     model: Any = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
