@@ -245,8 +245,11 @@ def reports_accesses(tensor_class: type) -> bool:
 
 def note_access(tensor: torch.Tensor) -> List[AccessTracker]:
     """Bring the newest values of a tensor for code that may write into it, and return the trackers that follow it."""
-    getattr(type(tensor), _ACCESS)(True)
-    return [accesses for accesses in getattr(type(tensor), _HOLDER) if accesses.serves]
+    kind: Any = None
+    while type(tensor) is not kind:  # an access that takes an update back leaves it in another class
+        kind = type(tensor)
+        getattr(kind, _ACCESS, lambda reads: None)(True)
+    return [accesses for accesses in getattr(kind, _HOLDER, ()) if accesses.serves]
 
 
 def _watch(tensor_class: Any, accesses: AccessTracker) -> None:

@@ -258,6 +258,30 @@ def test_writes_through_memory_that_was_handed_out() -> None:
     assert_equal(between, "auto")
 
 
+@pytest.mark.parametrize("call", [lambda weight: average_(torch.zeros(3, 4), weight), clamp_])
+def test_scripts_before_a_step_whose_update_a_read_has_made(call: Any) -> None:
+    """The update is taken back: the script has the weights before it, and writes into these."""
+    seen = []
+    for captured in (False, True):
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
+        if captured:
+            ipu_prepare(net, optimizer, config=IPUConfig(update="auto"))
+        found: List[float] = []
+        for number in range(6):
+            loss = F.cross_entropy(net(X[number % 4]), Y)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            found.append(loss.item())
+            if number == 2:
+                with torch.no_grad():
+                    call(net.layer.weight)
+                    found.append(float(squares([net.layer.weight])))
+            optimizer.step()
+        seen.append([*found, *net.layer.weight.flatten().tolist()])
+    assert seen[1] == pytest.approx(seen[0], rel=1e-4, abs=1e-6)
+
+
 def test_functions_are_pytorchs_own_again_once_nothing_is_captured() -> None:
     gc.collect()
     names = [(torch, "tensor"), (torch.jit.ScriptFunction, "__call__"), (torch.Tensor, "set_")]
