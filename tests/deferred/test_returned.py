@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributions import Normal
 
 from ignite_ipu import IPUConfig, ipu_prepare
+from ignite_ipu.deferred import DeferredTensor
 
 Loop = Callable[[nn.Module, torch.optim.Optimizer], List[Any]]
 X = torch.randn(6, 5, 4, generator=torch.Generator().manual_seed(0))
@@ -209,6 +210,68 @@ def test_a_distribution_with_a_parameter_trains_it(update: str) -> None:
         return found
 
     assert_equal(lambda net, x: Normal(net.layer(x), net.scale), loop, update)
+
+
+ANCHORS = torch.arange(12.0).view(3, 4) / 12
+
+
+def constants(net: Any, x: torch.Tensor) -> List[torch.Tensor]:
+    if not hasattr(net, "anchors"):
+        net.anchors = ANCHORS.clone()
+    hidden = net.layer(x)
+    rows = hidden.relu().shape[0]  # the memory of this result is that of the next one
+    grid = torch.arange(rows * 2.0).view(rows, 2) / 10
+    grid[0] = net.anchors[0, :2]
+    return [net.anchors, net.anchors[1], net.anchors.t()[:, 2], ANCHORS.type(type(x)), grid.flatten(), torch.ones(3, 3)]
+
+
+@pytest.mark.parametrize("update", ["auto", "host"])
+def test_constants_of_the_model_are_known_before_the_step(update: str) -> None:
+    """A loop matches targets with anchors that a model returns, and writes into these."""
+
+    def loop(net: nn.Module, optimizer: torch.optim.Optimizer) -> List[Any]:
+        found: List[Any] = []
+        for number, x in enumerate(X[:4]):
+            scores, own = net(x)
+            marks = torch.zeros(3, dtype=torch.long)
+            for each in own[:-1]:
+                marks[(each.flatten()[-1] * 3).long().clamp(0, 2)] += 1
+            chosen = own[-1].squeeze_().unsqueeze_(0)[0, marks.argmax()] > 0
+            loss = scores[:, marks > 0].square().mean() + scores[:, chosen].mean()
+            found += [loss, marks, *numbers_of(own)]
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if number == 1:
+                own[1].mul_(0.9)
+        return found
+
+    assert_equal(constants, loop, update)
+
+
+def test_what_follows_arguments_weights_or_draws_is_no_constant() -> None:
+    """Each step has other values."""
+
+    def also(net: Any, x: torch.Tensor) -> List[torch.Tensor]:
+        written, total = torch.zeros(2, 5), torch.zeros(1)
+        written[1].copy_(x[:, 0])
+        total.add_(net.layer.weight.data.sum())
+        return [written, written[1] * 2, total, net.calls * torch.ones(4), x.data.sum(0)]
+
+    def loop(net: nn.Module, optimizer: torch.optim.Optimizer) -> List[Any]:
+        found: List[Any] = []
+        for x in X:
+            scores, own = net(x)
+            scores.square().mean().backward()
+            optimizer.step()
+            found += own
+        return found
+
+    assert_equal(also, loop, "auto")
+    net = Net(lambda net, x: torch.rand(2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    ipu_prepare(net, optimizer)
+    assert isinstance(net(X[0])[1], DeferredTensor)
 
 
 class Views(nn.Module):

@@ -148,7 +148,8 @@ class HostCall(NamedTuple):
         left: Places where it stores tensors for other code; `results` then has its output, and the tensors in these
             places.
         with_gradients: Whether gradients flow through the tensors of `results` as in eager PyTorch.
-        returned: The tensors of the output that are parameters, buffers or arguments, or views, with their positions.
+        returned: The tensors of the output that are parameters, buffers, arguments or views, or constants, with their
+            positions.
     """
 
     results: Any
@@ -232,6 +233,7 @@ def called_on_host(
                 # A copy of the copy, as PyTorch lets no code write into a tensor that gradients end at.
                 copies[:] = [copy.requires_grad_().clone() if needs else copy for copy, needs in pairs]
         recorder.mark([*copies, *left_there.values()])
+        recorder.mark_memory(map(plain, named_tensors(model).values()))
         own = GivenArguments(what, structure, tuple(copies))
         given[:] = [own]
         random = torch.get_rng_state()
@@ -319,7 +321,8 @@ def called_on_host(
         reads = _read_in(model, recorders[-1], leaves_in(results), buffers, len(copies))
         shared = [memory_of(tensor) for tensor in (*copies, *buffers.values(), *all_parameters(model))]
         own = {**named_tensors(model, PARAMETERS), **buffers}
-        returned = returned_in(leaves_in(results), copies, own)
+        outputs = len(leaves_in(results[0] if places or left_at else results))
+        returned = returned_in(leaves_in(results), copies, own, recorder=recorders[-1], outputs=outputs)
     return HostCall(results, reads, writes, bool(drawn), frozenset(shared), places or left_at, with_gradients, returned)
 
 

@@ -1,16 +1,18 @@
 """Results of a model's call that PyTorch gives no memory of their own: parameters, buffers, arguments, and their views.
 
 A program returns copies of these. PyTorch's result has the values that the weight has when it is read, and a write into
-it is one into the weight. So the call gives the object itself, or a view of it that functions make anew.
+it is one into the weight. So the call gives the object itself, or a view of it that functions make anew. Constants are
+results of the same kind: the loop knows their values before the step.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import torch
 
+from ignite_ipu.program.guards.retrace import OperatorRecorder
 from ignite_ipu.program.tensors.raw import plain, requires_grad
 from ignite_ipu.torch_names.tensors import base_of, memory_of
 
@@ -23,13 +25,13 @@ class Returned(NamedTuple):
     """The memory of a result.
 
     Attributes:
-        source: The name of a parameter or buffer, or the position of a tensor among those of the arguments.
+        source: The name of a parameter or buffer, the position of a tensor among those of the arguments, or a constant.
         steps: The functions that lead from it to the result, with their other arguments; none if it is the result.
         strides: Those of an argument from which the functions lead to the result; None for all others. An argument of
             a later call may have others: then the result is the program's copy.
     """
 
-    source: Union[int, str]
+    source: Union[int, str, torch.Tensor]
     steps: Sequence[_Step]
     strides: Optional[Tuple[int, ...]] = None
 
@@ -48,19 +50,33 @@ def returned_in(
     arguments: Sequence[torch.Tensor],
     named: Mapping[str, torch.Tensor],
     evaluates: bool = False,
+    recorder: Optional[OperatorRecorder] = None,
+    outputs: int = 0,
 ) -> List[Tuple[int, Returned]]:
     """Return the results of a call on the host, with their positions, that are arguments, named tensors, or views.
+
+    By the `recorder` of the call, so are constants among the first `outputs`, such as a tensor in an attribute of the
+    model that is no buffer; those that the call computes are made anew by it.
 
     A view of a leaf that requires gradients does so, without gradients too, unless it is detached. No gradients flow
     through the views of a call that `evaluates`.
     """
-    sources: List[Tuple[Union[int, str], torch.Tensor]] = [*named.items(), *enumerate(arguments)]
-    by_memory: Dict[int, List[Tuple[Union[int, str], torch.Tensor]]] = {}
+    sources: List[Tuple[Union[int, str, torch.Tensor], torch.Tensor]] = [*named.items(), *enumerate(arguments)]
+    by_memory: Dict[int, List[Tuple[Union[int, str, torch.Tensor], torch.Tensor]]] = {}
+    constants: Set[int] = set()
+    if recorder is not None:
+        constants.update(position for position, each in enumerate(results[:outputs]) if recorder.is_constant(each))
+    if recorder is not None and constants:
+        read = [*recorder.constants, *map(results.__getitem__, constants)]
+        sources += [(each, each) for each in read if not (recorder.has_made(each) or requires_grad(each))]
     for key, source in sources:
         by_memory.setdefault(memory_of(source), []).append((key, source))
+    memory = [memory_of(result) for result in results]
     found: List[Tuple[int, Returned]] = []
     for position, result in enumerate(results):
-        candidates = by_memory.get(memory_of(result), ())
+        candidates = by_memory.get(memory[position], [])
+        if position not in constants:
+            candidates = [(key, source) for key, source in candidates if not isinstance(key, torch.Tensor)]
         own = next((Returned(key, ()) for key, source in candidates if source is result), None)
         for key, source in candidates if own is None else ():
             steps = _steps(plain(source), plain(result))
@@ -71,6 +87,8 @@ def returned_in(
                 steps = [(torch.Tensor.detach, ()), *steps]
             own = Returned(key, steps, source.stride() if is_argument else None)
             break
+        if own is None and position in constants and memory.count(memory[position]) == 1 and not requires_grad(result):
+            own = Returned(plain(result).detach().clone(), [(torch.Tensor.clone, ())])
         if own is not None:
             found.append((position, own))
     return found

@@ -31,7 +31,9 @@ def in_place_of_results(
     named = named_tensors(model)
     own_ids: Set[int] = set()
     for position, own in returned:
-        tensor = given[own.source] if isinstance(own.source, int) else named[own.source]
+        tensor: Any = own.source
+        if not isinstance(tensor, torch.Tensor):
+            tensor = given[tensor] if isinstance(tensor, int) else named[tensor]
         if own.strides not in (None, tensor.stride()):
             continue
         for function, args in own.steps:

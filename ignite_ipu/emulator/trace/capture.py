@@ -129,6 +129,8 @@ class Capture(Trace):
             return self._property(func, name, args)
         if name == "__format__":
             return repr(args[0])
+        if name == "type":  # the class of PopTorch's own tensors in a trace
+            args = tuple([torch.Tensor if each is IpuTensor else each for each in args])
         if name == "ipu":
             func, name, args, kwargs = TO, "to", (args[0], IPU), {}
         if not any(isinstance(leaf, torch.Tensor) and self.tensors.has(leaf) for leaf in leaves((args, kwargs))):

@@ -70,6 +70,10 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
         self.around: Optional[Callable[[Any, Tuple[Any, ...], Dict[str, Any]], Any]] = None
         # Tensors that operators read, and of which none in this block has computed them.
         self.constants: List[torch.Tensor] = []
+        # Memory of inputs and weights, and of results that are computed from them or drawn.
+        self._memory: Set[int] = set()
+        self._varying: Set[int] = set()
+        self._varies = False  # whether the last operator draws, or an argument of it is in such memory
         # Where the arguments of the last operator are from, as far as they are marked.
         self._read: List[Tuple[int, int]] = []
         self._watched = watched
@@ -80,10 +84,22 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
         """Let tensors be inputs or weights, of which the values do not count."""
         for number, tensor in enumerate(tensors):
             setattr(tensor, _PLACE, (self._token, (_GIVEN, number)))
+            self._memory.add(memory_of(tensor))
+
+    def mark_memory(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Let others in the memory of tensors be no constants, such as `weight.data` in an attribute."""
+        self._memory.update(map(memory_of, tensors))
 
     def has_made(self, tensor: torch.Tensor) -> bool:
         """Return whether an operator in the block has computed a tensor, or the block was given it."""
         return getattr(tensor, _PLACE, (None, None))[0] is self._token
+
+    def is_constant(self, tensor: torch.Tensor) -> bool:
+        """Return whether no input or weight was read, and no number drawn, for the values of a tensor."""
+        if tensor.layout is not torch.strided:
+            return False
+        memory = memory_of(tensor)
+        return memory not in self._memory and not (memory in self._varying and self.has_made(tensor))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
@@ -101,16 +117,21 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
         for place, tensor in enumerate(output if isinstance(output, (list, tuple)) else [output]):
             if isinstance(tensor, torch.Tensor):
                 setattr(tensor, _PLACE, (self._token, (number, place)))
+                # The memory of a result that is gone may be that of the next one.
+                (self._varying.add if self._varies else self._varying.discard)(memory_of(tensor))
+        if self._varies and schema_of(func).is_mutable:
+            self._varying.update(map(memory_of, written_by(func, args, kwargs)))
         return output
 
     def _note(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        self._read = []
+        self._read, self._varies = [], torch.Tag.nondeterministic_seeded in func.tags
         self.operations.append((func, self._of(args), self._of(kwargs)))
 
     def _of(self, value: Any) -> Hashable:
         """Return an argument, comparable."""
         if isinstance(value, torch.Tensor):
             token, place = getattr(value, _PLACE, _NOWHERE)
+            self._varies = self._varies or not self.is_constant(value)
             if token is self._token:
                 self._read.append(place)
                 if place[0] == _GIVEN:

@@ -174,6 +174,8 @@ def _substitute_types(substitutes: Substitutes) -> None:
     substitutes.set(torch, "Generator", _host_generator(torch.Generator, substitutes))
 
     def type_(frame: FrameType, original: Any, tensor: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(dtype, type) and issubclass(dtype, torch.Tensor):
+            dtype = torch.Tensor  # `type(output)`, which no other class is natively
         name = _gpu_type(dtype)
         if name is None or not substitutes.maps(frame, f"tensor.type({_PREFIX}{name})", "stays on the host"):
             return original(tensor, *([] if dtype is None else [dtype]), *args, **kwargs)
