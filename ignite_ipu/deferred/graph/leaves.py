@@ -147,7 +147,8 @@ class Input:
         assert weight is not None
         loop.reads.show_weights(())
         same = torch.equal(plain(weight), copy)
-        if not (same or self.shape.requires_grad or loop.reads.was_written_uncounted(weight, operation)):
+        uncounted = not same and loop.reads.was_written_uncounted(weight, operation)
+        if not (same or self.shape.requires_grad or uncounted):
             self.weight = None
             return
         refusal = (
@@ -155,6 +156,8 @@ class Input:
             "since. The device computes a loss and its update together, from the weights of the update. Compute values "
             "that depend on weights anew for each update; or detach() them, for constants."
         )
+        if uncounted and self.shape.requires_grad:
+            raise CaptureError(refusal)  # autograd may have saved either memory
         if not same:
             loop.updates.leave_device(refusal, CaptureError(refusal))
         self.tensor, self.weight, self.parameter, self.model = weight, None, parameter, model

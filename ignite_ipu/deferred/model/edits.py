@@ -81,11 +81,14 @@ class WeightEdits:
             return
         self._seen += edits
         pairs = [pair for edited in found for pair in edited] if self.keeps else []
-        self.older += _older(pairs, written, counted)
+        older = _older(pairs, written, counted)
+        self.older += older
         # Edits that were reported, and not found, may be of any weight.
         ids = None if edits > len(found) else self._sharing(found)
         self._note(CLOCK.now, ids, lost=not pairs)
-        self._uncounted.update(dict.fromkeys([None] if ids is None else ids - written.keys() - counted, CLOCK.now))
+        replaced = frozenset().union(*[each.replaced for each in older])
+        uncounted = [None] if ids is None else [*(ids - written.keys() - counted), *replaced]
+        self._uncounted.update(dict.fromkeys(uncounted, CLOCK.now))
 
     def _sharing(self, found: Sequence[Edited]) -> Set[int]:
         """Return the ids of the edited weights, and of those that share their memory."""
@@ -142,7 +145,10 @@ class WeightEdits:
         return last
 
     def was_written_uncounted(self, tensor: torch.Tensor, operation: Operation) -> bool:
-        """Return whether a tensor may have been edited without PyTorch's count since an operation, by the last look."""
+        """Return whether a tensor may have been edited without PyTorch's count since an operation, by the last look.
+
+        So it is if it has got other memory, as by `parameter.data = ...`.
+        """
         return any(self._uncounted.get(key, -1) >= operation.number for key in (None, id(tensor)))
 
     def ignore(self) -> Set[int]:

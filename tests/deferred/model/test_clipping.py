@@ -66,7 +66,7 @@ def test_a_parameter_of_no_model_is_clipped_with_those_of_one(given: Given, befo
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs))
 
 
-def test_a_device_clips_what_the_host_has_alone() -> None:
+def test_a_device_leaves_gradients_of_the_host_to_pytorch() -> None:
     for mine, theirs in zip(seen(one_model, True, "device"), seen(one_model, True, None)):
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs))
     with pytest.raises(CaptureError, match=r"parameters of Linear and others, whose gradients the host has"):
