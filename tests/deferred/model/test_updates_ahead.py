@@ -128,7 +128,7 @@ def normalised() -> nn.Module:
 def train_with_calls(
     model: Any, update: str, between: Callable[..., List[Tensor]], reads: str, before: int
 ) -> List[Tensor]:
-    """Train with more calls between the read that runs an update and its step; returns what was read, and the state."""
+    """Train with calls between the read that runs an update and its step; returns the read values and the state."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     if update:
         model = ipu_prepare(model, optimizer, config=IPUConfig(update=update))

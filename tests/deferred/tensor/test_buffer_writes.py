@@ -320,7 +320,7 @@ def test_counters() -> None:
 
 
 def test_an_argument_that_the_model_writes_into() -> None:
-    """The loop would not see what it has become; nor may the look at the model change it."""
+    """The loop would not see its new value; nor may the look at the model change it."""
     model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 2))
     capture_model(model)
     x = X.clone()
