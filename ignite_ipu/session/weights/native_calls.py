@@ -7,9 +7,10 @@ they are given, or that a script has, and count as an access that may write into
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import weakref
-from types import BuiltinFunctionType, ModuleType
+from types import ModuleType
 from typing import Any, Callable, Dict, Iterable, List, Tuple
 
 import torch
@@ -64,7 +65,7 @@ class NativeCalls:
         for owner, name in native_methods():
             function = getattr(owner, name)
             value = self._through(function)
-            is_static = isinstance(owner, type) and isinstance(function, BuiltinFunctionType)
+            is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
             self._set(owner, name, staticmethod(value) if is_static else value)
 
     def _places(self, functions: Dict[int, Any]) -> List[Tuple[ModuleType, str, Any]]:
