@@ -8,6 +8,7 @@ from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Opt
 
 import torch
 
+from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.errors import ConstantAttributeError, OptimizerError
 from ignite_ipu.optimizers.conversion import REFUSED, Conversion, hyper_parameter, refuse_what_the_device_lacks
 from ignite_ipu.optimizers.state import numbered_groups
@@ -41,7 +42,8 @@ class HyperParameters:
         self._conversion = conversion
         self._source, self._device = conversion.source, conversion.optimizer
         groups = self._source.param_groups
-        self._sizes = [len(group["params"]) for group in groups]
+        self._held = [list(group["params"]) for group in groups]
+        self._step = type(self._source).step
         kind = conversion.kind
         deciding = (*kind.numbers, *kind.structural, *kind.settled)
         self._names = [tuple(name for name in deciding if name in group) for group in groups]
@@ -51,12 +53,17 @@ class HyperParameters:
         self._seen: List[Any] = []
 
     def changes(self) -> Tuple[Change, ...]:
-        """Return the differences from the last values sent to the device, in O(number of groups)."""
+        """Return the differences from the last values sent to the device; parameters are compared by identity."""
         groups = self._source.param_groups
-        if list(map(len, map(_parameters, groups))) != self._sizes:
+        lists = list(map(_parameters, groups))
+        if list(map(len, lists)) != list(map(len, self._held)) or not all(
+            [all(map(operator.is_, *pair)) for pair in zip(lists, self._held)]
+        ):
+            self._check_held(lists)
+        if type(self._source).step is not self._step:
             raise OptimizerError(
-                f"The optimizer now has groups of {[len(group['params']) for group in groups]} parameters, but its "
-                f"update was made for groups of {self._sizes}. Add parameters before creating the trainer."
+                f"step() of the class {type(self._source).__name__} is other code than when the update was compiled, "
+                f"and would never run. Register a hook (optimizer.register_step_post_hook). {ON_THE_HOST}"
             )
         seen = [get(group) for get, group in zip(self._getters, groups)]
         found = []
@@ -71,14 +78,26 @@ class HyperParameters:
             found.append(Change(None, _LOSS_SCALING, self.told.loss_scaling, loss_scaling))
         return tuple(found)
 
+    def _check_held(self, lists: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Refuse groups with other parameters; these may be in another order."""
+        sizes, before = list(map(len, lists)), list(map(len, self._held))
+        if [set(map(id, each)) for each in lists] != [set(map(id, each)) for each in self._held]:
+            other = "other parameters" if sizes == before else f"groups of {before}"
+            raise OptimizerError(
+                f"The optimizer now has groups of {sizes} parameters, but its update was made for {other}. Add "
+                "parameters before creating the trainer."
+            )
+        self._held = list(map(list, lists))
+
     @property
     def same(self) -> bool:
         """True if the groups have the values that were last found to be those on the device."""
         groups, known = self._source.param_groups, self._seen
-        if len(groups) != len(known):
+        if len(groups) != len(known) or type(self._source).step is not self._step:
             return False
-        for group, size, get, values in zip(groups, self._sizes, self._getters, known):
-            if len(group["params"]) != size or get(group) != values:
+        for group, held, get, values in zip(groups, self._held, self._getters, known):
+            now = group["params"]  # compared here, since a steady loop asks each time
+            if len(now) != len(held) or not all(map(operator.is_, now, held)) or get(group) != values:
                 return False
         loss_scaling = getattr(self._source, _LOSS_SCALING, getattr(self._device, _LOSS_SCALING, None))
         return bool(loss_scaling == self.told.loss_scaling)
@@ -121,7 +140,7 @@ class HyperParameters:
         if told:
             sent = [dict(zip(names, values)) for names, values in zip(self._names, self.told.groups)]
             groups = [{**group, **values} for group, values in zip(groups, sent)]
-        return numbered_groups(groups, self._sizes)
+        return numbered_groups(groups, list(map(len, self._held)))
 
     def _now(self) -> Settings:
         return Settings(self._values(), self._loss_scaling())

@@ -75,7 +75,7 @@ class OptimizerLink:
         self._let_go = link_optimizer(source, self, shows)
 
     def changes(self) -> Tuple[Change, ...]:
-        """Return the differences from the last values sent to the device, in O(number of groups)."""
+        """Return the differences from the last values sent to the device; parameters are compared by identity."""
         return self._numbers.changes()
 
     @property

@@ -67,7 +67,9 @@ def _unlink(reference: weakref.ref[torch.optim.Optimizer], refusal: RemovableHan
     refusal.remove()
     optimizer = reference()
     if optimizer is not None and _LINK in vars(optimizer):
-        optimizer.__class__ = type(optimizer).__mro__[1]
+        base: Any = type(optimizer).__mro__[1]
+        if type(optimizer) is _linked_class(base):  # code may have given it another class
+            optimizer.__class__ = base
         del vars(optimizer)[_LINK]
 
 

@@ -1,4 +1,4 @@
-"""`HeldParameters`: the parameters of an optimizer that makes a loop's updates, without a look at each of them."""
+"""`HeldParameters`: the parameters of an optimizer that makes a loop's updates, found anew where they are others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ list_of_group: Callable[[Any], List[torch.Tensor]] = operator.itemgetter("params
 
 
 class HeldParameters:
-    """The parameters that an optimizer holds, looked for again where its groups have other lists, or longer ones.
+    """The parameters that an optimizer holds, looked for again where the lists of its groups have others.
 
     Args:
         book: The gradient book of the loop.
@@ -29,17 +29,16 @@ class HeldParameters:
         self._holder = 0
         self._ids: FrozenSet[int] = frozenset()
         self._lists: List[List[torch.Tensor]] = []
-        self._sizes: List[int] = []
         self.beside: Sequence[torch.Tensor] = ()
 
     def of(self, optimizer: torch.optim.Optimizer) -> FrozenSet[int]:
         """Return the ids of the parameters that an optimizer holds; the set of the book if these are all of its own."""
         lists = list(map(list_of_group, optimizer.param_groups))
-        same = self._holder == id(optimizer) and len(lists) == len(self._lists)
-        if same and all(map(operator.is_, lists, self._lists)) and list(map(len, lists)) == self._sizes:
+        same = self._holder == id(optimizer) and list(map(len, lists)) == list(map(len, self._lists))
+        if same and all([all(map(operator.is_, *pair)) for pair in zip(lists, self._lists)]):
             return self._ids
         held, every = held_by(optimizer), self._book.all
-        self._holder, self._lists, self._sizes = id(optimizer), lists, list(map(len, lists))
+        self._holder, self._lists = id(optimizer), list(map(list, lists))
         self.beside = [each for each in held_tensors(optimizer) if id(each) not in every]
         self._ids = every if held >= every else held
         return self._ids

@@ -8,6 +8,7 @@ steady state.
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Optional, Protocol, Sequence
 
 import torch
@@ -66,7 +67,7 @@ class Steady:
         tables = GLOBAL_PRE_HOOKS, pre_hooks_of(optimizer), post_hooks_of(optimizer), GLOBAL_POST_HOOKS
         self._has_hooks = bool(of_scripts(*tables))
         self._groups, self._updates = len(optimizer.param_groups), loop.session.weights.updates
-        self._lists = [(held, len(held)) for held in map(list_of_group, optimizer.param_groups)]
+        self._lists = [(held, list(held)) for held in map(list_of_group, optimizer.param_groups)]
 
     @classmethod
     def of(cls, update: LastUpdate) -> Optional[Steady]:
@@ -103,8 +104,8 @@ class Steady:
             or len(groups) != self._groups
         ):
             return False
-        for group, (held, size) in zip(groups, self._lists):
-            if group["params"] is not held or len(held) != size:
+        for group, (held, known) in zip(groups, self._lists):
+            if group["params"] is not held or len(held) != len(known) or not all(map(operator.is_, held, known)):
                 return False
         return True
 

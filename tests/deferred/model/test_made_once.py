@@ -1,4 +1,4 @@
-"""Each `step()` of a loop updates the weights once, whatever follows the device call that makes the update."""
+"""Each `step()` of a loop makes the update of eager PyTorch, once, with the weights and optimizer of the moment."""
 
 from __future__ import annotations
 
@@ -78,3 +78,43 @@ def test_an_error_after_the_device_call_leads_to_no_second_step(reads: bool) -> 
 
     eager, captured = seen(loop, "auto")
     torch.testing.assert_close(captured, eager)
+
+
+def _swaps(optimizer: Any) -> None:
+    first, second = (group["params"] for group in optimizer.param_groups)
+    first[0], second[0] = second[0], first[0]
+
+
+def _is_of_another_class(optimizer: Any) -> None:
+    class Halved(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad.mul_(0.5)
+            return super().step(closure)
+
+    optimizer.__class__ = Halved
+
+
+@pytest.mark.parametrize("change", [_swaps, _is_of_another_class])
+def test_an_optimizer_is_changed_in_place(change: Callable[[Any], None]) -> None:
+    """Two groups exchange parameters, or the optimizer gets a class with another step."""
+    found = []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        groups = [{"params": [model.weight], "lr": 0.3}, {"params": [model.bias], "lr": 0.02}]
+        optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+        if captured:
+            ipu_prepare(model, optimizer, config=IPUConfig(update="auto"))
+        losses = []
+        for number in range(5):
+            if number == 3:
+                change(optimizer)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(X), Y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        found.append((losses, model.state_dict()))
+    torch.testing.assert_close(found[1], found[0])
