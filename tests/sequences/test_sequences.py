@@ -281,6 +281,8 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         # A loss that was computed before a step goes backward after it, and joins another model.
         ("TwoHeads", ("SGD", "SGD", "SGD"), "forward step backward step", "same"),
         ("TwoHeads", ("Adam", "SGD", "RMSprop"), "forward read_loss step backward step_of_one:1 step", "same"),
+        # Updates move to the host between two functions of weights of one loss.
+        ("Parts", ("SGD",), "another:2 forward backward_in_evaluation:6 backward step", "same"),
     ],
 )
 def test_state_that_was_found_wrong(world: str, kinds: Tuple[str, ...], events: str, kind: str) -> None:

@@ -130,14 +130,18 @@ def _replayed(
     """Compute the operations of losses on the host from copies of parameters, and return the results of each.
 
     Each operation has copies without gradients of the parameters that were frozen when it was recorded. Operations
-    without gradients that another update has made have their known values. `before` is called before each operation
-    that reads tensors of the host.
+    without gradients that another update has made have their known values. Buffers are copies, too, which calls write
+    one after another. `before` is called before each operation that reads tensors of the host.
     """
     operations = {each for loss in losses for each in loss.operations if not each.has_lost_operands}
     buffers: Dict[int, torch.Tensor] = {}
 
     def tensor_of(leaf: Input, operation: Operation) -> torch.Tensor:
         before(operation)
+        if leaf.is_buffer and id(leaf.tensor) not in trained:
+            if id(leaf.tensor) not in buffers:
+                buffers[id(leaf.tensor)] = torch.Tensor.detach(leaf.tensor).clone()
+            return buffers[id(leaf.tensor)]
         copy = trained.get(id(leaf.tensor), leaf.tensor)
         is_trained = leaf.shape.requires_grad or not copy.requires_grad
         return copy if copy is not leaf.tensor and is_trained else torch.Tensor.detach(copy)
@@ -147,7 +151,7 @@ def _replayed(
         return _called(trained, buffers, operation, leaves)
 
     with torch.random.fork_rng(devices=[]), DisableTorchFunctionSubclass(), torch.enable_grad():
-        return replayed(sorted(operations, key=by_number), tensor_of, called)
+        return replayed(sorted(operations, key=by_number), tensor_of, called, writes=True)
 
 
 def _called(

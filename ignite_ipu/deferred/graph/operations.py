@@ -324,7 +324,7 @@ class Operation:
     def compute(self) -> None:
         with torch.no_grad():
             for operation, tensors in replayed(sorted(self._needed(), key=by_number), shown_input).items():
-                lives = operation.signature.trains and any(leaf.live for leaf in operation.value_leaves)
+                lives = operation.signature.trains and operation.live
                 operation.settle(tensors, keep=lives)
                 if lives:  # as long as those that it is computed from
                     operation._is_live = None

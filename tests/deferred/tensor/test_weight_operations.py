@@ -388,3 +388,52 @@ def test_a_value_of_weights_that_were_written_since(together: bool, written: str
         return found
 
     assert seen(True) == pytest.approx(seen(False) if update == "host" else [], rel=1e-5)
+
+
+@pytest.mark.parametrize("update", ["auto", "device", "host"])
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_value_of_weights_is_read_between_two_losses(reads: bool, update: str) -> None:
+    """Gradients flow through it to the weights all the same."""
+    found = []
+    for prepared in (False, True):
+        model: Any = Network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if prepared:
+            ipu_prepare(model, optimizer, config=IPUConfig(update=update))
+        seen: List[Any] = []
+        found.append(seen)
+        for x, y in BATCHES:
+            first = F.cross_entropy(model(x), y)
+            hidden = F.linear(x - 1, model[0].weight, model[0].bias)
+            first.backward()  # type: ignore[no-untyped-call]
+            if reads:
+                seen.append(hidden.tolist())
+            last = F.cross_entropy(F.linear(torch.tanh(hidden), model[2].weight), y)
+            last.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append((first.item(), last.item(), copy.deepcopy(model.state_dict())))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("update", ["auto", "device", "host"])
+def test_gradients_are_read_of_a_loss_that_reads_statistics_of_a_part(update: str) -> None:
+    """The loop calls the parts of a model: normalisations are functions, and one reads what another has written."""
+    found = []
+    for prepared in (False, True):
+        torch.manual_seed(0)
+        part = nn.Sequential(nn.Linear(6, 4, bias=False), nn.BatchNorm1d(4), nn.Tanh())
+        model = nn.Sequential(part, nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if prepared:
+            ipu_prepare(model, optimizer, config=IPUConfig(update=update))
+        first = F.cross_entropy(model[1](part(BATCHES[0][0])), Y[:8])
+        model.eval()
+        second = F.cross_entropy(model[1](part(BATCHES[1][0])), Y[8:16])
+        model.train()
+        second.backward()  # type: ignore[no-untyped-call]
+        first.backward()  # type: ignore[no-untyped-call]
+        gradients = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+        optimizer.step()
+        found.append((gradients, copy.deepcopy(model.state_dict())))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
