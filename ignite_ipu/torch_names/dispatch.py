@@ -22,7 +22,6 @@ __all__ = [
     "TorchDispatchMode",
     "autocasts_on_cpu",
     "differentiates",
-    "differentiates_forward",
     "function_modes_left",
     "has_function_modes",
     "jit_trace_left",
@@ -34,7 +33,6 @@ __all__ = [
     "set_grad_enabled",
     "tracing_state",
     "transformation",
-    "transformations_left",
     "tree_flatten",
     "tree_map",
     "tree_map_only",
@@ -215,39 +213,6 @@ transformation: Callable[[], Optional[Any]] = find(
     "torch._C._functorch.peek_interpreter_stack", "2.0", _NO_TRANSFORMATIONS, fallback=lambda: None
 )
 """Returns the innermost transformation of `torch.func` that is at work; None if there is none."""
-_FORWARD_LEVEL = word(
-    "torch.autograd.forward_ad._current_level",
-    "2.0",
-    "Functions of weights within dual_level() are recorded, and fail.",
-)
-
-
-def differentiates_forward() -> bool:
-    """Return whether the code runs within `torch.autograd.forward_ad.dual_level()`."""
-    return getattr(torch.autograd.forward_ad, _FORWARD_LEVEL, -1) >= 0
-
-
-_pop_transformation: Callable[[], Any] = find(
-    "torch._C._functorch.pop_dynamic_layer_stack", "2.0", "Weights on a device are not read within torch.func.grad."
-)
-_push_transformation: Callable[[Any], Any] = find(
-    "torch._C._functorch.push_dynamic_layer_stack", "2.0", "Weights on a device are not read within torch.func.grad."
-)
-
-
-@contextlib.contextmanager
-def transformations_left() -> Iterator[None]:
-    """Leave all transformations of `torch.func` in the `with` block."""
-    left: List[Any] = []
-    try:
-        while transformation() is not None:
-            left.append(_pop_transformation())
-        yield
-    finally:
-        while left:
-            _push_transformation(left.pop())
-
-
 _KINDS: Any = find("torch._C._functorch.TransformType", "2.0", _NO_TRANSFORMATIONS, fallback=None)
 
 

@@ -12,7 +12,6 @@ __all__ = [
     "CALLS_OF_BACKWARD",
     "COUNT_OF_WRITES",
     "GRADIENT_ATTRIBUTES",
-    "MAKE_SUBCLASS",
     "REBUILDERS",
     "DisableTorchFunction",
     "DisableTorchFunctionSubclass",
@@ -45,10 +44,9 @@ make_wrapper_subclass: Callable[..., Any] = find(
     "2.0",
     "Neither the emulator nor captured loops can make tensors without values.",
 )
-_SUBCLASS = Name("torch.Tensor._make_subclass", "2.0", "Parameters of models on a device cannot be watched for reads.")
-make_subclass: Callable[..., Any] = _SUBCLASS.get()
-MAKE_SUBCLASS = _SUBCLASS.last
-"""Name of the function of `torch.Tensor`."""
+make_subclass: Callable[..., Any] = find(
+    "torch.Tensor._make_subclass", "2.0", "Parameters of models on a device cannot be watched for reads."
+)
 
 COUNT_OF_WRITES = "_version"
 """Attribute of a tensor: the number of writes to it."""

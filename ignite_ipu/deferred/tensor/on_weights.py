@@ -17,7 +17,6 @@ from ignite_ipu.deferred.tensor.tensor import RECORDER, DeferredTensor, write_we
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.forward.eager import EAGER
-from ignite_ipu.torch_names.dispatch import differentiates_forward, transformation
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 # Functions that the host applies to weights, also with gradients.
@@ -31,9 +30,9 @@ _VALUES = ("data", "real", "imag")
 
 def record_on_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
     """Return the result of a function of weights, recorded if gradients flow to them; `NotImplemented` for the host."""
-    name = getattr(func, "__name__", "")
-    if EAGER.is_on or name == "__array_wrap__":  # the result of numpy, which the host has computed
+    if EAGER.is_on:
         return NotImplemented
+    name = getattr(func, "__name__", "")
     leaves = leaves_in((args, kwargs))
     values = all_values(leaves)
     if name == "__get__" and attribute_of(func) in TENSOR_PROPERTIES:
@@ -55,7 +54,7 @@ def record_on_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: D
         return DeferredTensor.__torch_function__(func, tuple(map(type, leaves)), args, kwargs)
     if values:
         return func(*resolved(args), **resolved(kwargs))
-    if not own or transformation() is not None or differentiates_forward():  # which the host computes
+    if not own:
         return NotImplemented
     args, kwargs = with_values((args, kwargs))  # of gradients, from which no other gradient flows
     with DisableTorchFunctionSubclass():

@@ -26,7 +26,6 @@ from ignite_ipu.program.tensors.new_parameters import as_new_parameter, convert_
 from ignite_ipu.program.tensors.raw import GRADIENT, plain
 from ignite_ipu.session.hooks import Gradients, SessionHooks
 from ignite_ipu.session.weights.aliases import Aliases
-from ignite_ipu.torch_names.dispatch import transformation, transformations_left
 from ignite_ipu.torch_names.tensors import COUNT_OF_WRITES, DisableTorchFunctionSubclass, base_of, make_subclass
 
 # Through these, memory is written without PyTorch counting it as a change of the tensor.
@@ -74,7 +73,6 @@ class AccessTracker:
             None where nobody asks for values before writes.
 
     Attributes:
-        tensors: The tensors.
         aliases: The tensors that share the memory of these.
         any: Whether a tensor was accessed in any way that may have written into it, or set its gradient.
         read: Whether one was accessed in a way that downloads.
@@ -101,8 +99,8 @@ class AccessTracker:
         self._late: Set[int] = set()  # those of them that had been written before their values were kept
         # By the same keys, weakly: `parameter.data`, through which writes are possible as long as it exists.
         self._handed_out: Dict[int, List[weakref.ref[torch.Tensor]]] = {}
-        self.tensors = list(tensors)
-        self._classes: Set[Any] = set(map(type, self.tensors)) - _ORDINARY
+        self._tensors = list(tensors)
+        self._classes: Set[Any] = set(map(type, self._tensors)) - _ORDINARY
         for tensor_class in self._classes:
             _watch(tensor_class, self)
 
@@ -188,11 +186,6 @@ class AccessTracker:
 
     def bring(self, brings: bool = True, buffers: bool = False) -> None:
         """Take notice of a read alone, by which code gets no memory and writes nothing."""
-        if transformation() is not None:
-            # Of torch.func, to which the values are constants.
-            with transformations_left():
-                self.bring(brings, buffers)
-            return
         hooks = self._hooks()
         if hooks is not None:
             hooks.check_shown()
@@ -220,7 +213,7 @@ class AccessTracker:
 
     def keep_aliased(self) -> None:
         """Keep the present values of tensors whose memory code holds, to find writes through it."""
-        for tensor, alias in self.aliases.among(self.tensors):
+        for tensor, alias in self.aliases.among(self._tensors):
             self._handed_out[id(tensor)] = [weakref.ref(alias)]
             self._before[id(tensor)] = (tensor, plain(tensor).clone())
 
@@ -236,20 +229,6 @@ def bring_newest(tensor: torch.Tensor) -> None:
     elif type(tensor) not in _ORDINARY:
         with torch.no_grad():
             tensor.sum()  # PopTorch downloads at any access
-
-
-def reports_accesses(tensor_class: type) -> bool:
-    """Return whether tensors of a class report accesses to trackers."""
-    return hasattr(tensor_class, _ACCESS)
-
-
-def note_access(tensor: torch.Tensor) -> List[AccessTracker]:
-    """Bring the newest values of a tensor for code that may write into it, and return the trackers that follow it."""
-    kind: Any = None
-    while type(tensor) is not kind:  # an access that takes an update back leaves it in another class
-        kind = type(tensor)
-        getattr(kind, _ACCESS, lambda reads: None)(True)
-    return [accesses for accesses in getattr(kind, _HOLDER, ()) if accesses.serves]
 
 
 def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
@@ -319,7 +298,7 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
         with DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
             viewed = _viewed(found)
-        if reads and torch.is_grad_enabled() and is_in_graph(found):
+        if reads and torch.is_grad_enabled() and _is_in_graph(found):
             for accesses in holder:
                 accesses.in_graphs = True
         if viewed is not None and isinstance(viewed, cls):
@@ -381,10 +360,10 @@ def _is_gradient(attribute: Any) -> bool:
     return attribute is GRADIENT or attribute is torch.Tensor.grad
 
 
-def is_in_graph(found: Any) -> bool:
+def _is_in_graph(found: Any) -> bool:
     """Return whether autograd has recorded a result, or one of several."""
     if isinstance(found, (tuple, list)):
-        return any(map(is_in_graph, found))
+        return any(map(_is_in_graph, found))
     return isinstance(found, torch.Tensor) and found.grad_fn is not None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-import weakref
 from typing import Any, Callable, Container, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 import torch
@@ -16,7 +15,6 @@ from ignite_ipu.program.tensors.sharing import address_of
 from ignite_ipu.session.hooks import Edited, SessionHooks
 from ignite_ipu.session.weights.access import AccessTracker, is_watched, unwatch_tensors, watch_tensors
 from ignite_ipu.session.weights.host_copy import HostCopy
-from ignite_ipu.session.weights.native_calls import NATIVE
 from ignite_ipu.session.weights.program_copies import ProgramCopies
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
@@ -55,15 +53,13 @@ class EditDetector:
         self._steps: List[Tuple[Sequence[torch.Tensor], Sequence[Optional[torch.Tensor]]]] = []
         self.counts = WriteCounts(self.tensors)
         self.host_steps = False
-        weakref.finalize(self, NATIVE.look).atexit = False
 
     def watch_training(self) -> None:
         """Detect accesses to the tensors of a model that PopTorch has wrapped for training."""
-        self._end()
+        self.end()
         self.accesses = AccessTracker(
             self.tensors, self._note_first_access, self._hooks, is_written=self.counts.has_changed
         )
-        NATIVE.follow(self.accesses)
 
     def watch_parameters(self) -> bool:
         """Detect accesses to parameters outside of training; return whether writes may have been missed so far.
@@ -74,11 +70,10 @@ class EditDetector:
         watch_tensors(tensors, buffers=self._hooks.follower.records)
         if self.accesses is not None and self.accesses.watches(tensors):
             return False
-        self._end()
+        self.end()
         self.accesses = AccessTracker(
             tensors, self._note_first_access, self._hooks, on_host=True, is_written=self.counts.has_changed
         )
-        NATIVE.follow(self.accesses)
         self._silent = [number for number, tensor in enumerate(tensors) if type(tensor) is torch.Tensor]
         return True
 
@@ -93,10 +88,6 @@ class EditDetector:
 
     def end(self) -> None:
         """Follow accesses no longer."""
-        self._end()
-        NATIVE.look()
-
-    def _end(self) -> None:
         if self.accesses is not None:
             self.accesses.ended = True
             self.in_graphs |= self.accesses.in_graphs
