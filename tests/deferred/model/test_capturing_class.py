@@ -129,6 +129,7 @@ def test_parts_of_a_sequential_are_trained() -> None:
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.0."), reason="its compiler leaves the call to the captured model")
 @pytest.mark.filterwarnings("ignore")
 def test_a_captured_model_that_is_compiled_is_refused_by_name() -> None:
     model, _ = pair(sequence, captures=True)

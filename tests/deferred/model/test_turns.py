@@ -477,7 +477,8 @@ class Pretraining:
 
     def __init__(self, beside: bool, update: Optional[str]) -> None:
         torch.manual_seed(0)
-        self.encoder = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU())
+        # A bias before batch normalisation has gradients of rounding alone, which Adam makes steps of.
+        self.encoder = nn.Sequential(nn.Linear(4, 5, bias=False), nn.BatchNorm1d(5), nn.ReLU())
         self.coder, self.noise = nn.Sequential(self.encoder, nn.Linear(5, 4)), nn.Linear(4, 4)
         self.first = torch.optim.Adam(self.coder.parameters(), lr=0.01)
         self.third = torch.optim.SGD(self.noise.parameters(), lr=0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Callable, List
 
 import pytest
@@ -213,6 +214,9 @@ def test_a_value_is_stored_before_the_step(store: Callable[[torch.Tensor], torch
     torch.testing.assert_close(found[1], found[0])
 
 
+@pytest.mark.skipif(
+    "assign" not in inspect.signature(nn.Module.load_state_dict).parameters, reason="this PyTorch copies what it loads"
+)
 def test_a_state_with_values_of_the_step_is_assigned() -> None:
     """They are read before the first tensor of the model is replaced."""
     found = []
