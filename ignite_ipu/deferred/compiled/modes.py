@@ -13,6 +13,7 @@ from ignite_ipu.deferred.graph.modes_then import ModesThen
 from ignite_ipu.deferred.graph.operations import Operation
 from ignite_ipu.deferred.graph.owners import CODES
 from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.deferred.tensor.stored_values import bring_stored
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.guards.python_state import PythonState, is_training
 from ignite_ipu.program.guards.saved_attributes import SavedAttributes
@@ -58,10 +59,9 @@ class Modes:
         self.holds_awaited = False
         CODES.add(self)
 
-    @property
-    def attributes(self) -> Sequence[Dict[str, Any]]:
-        """The attributes of modules, by the last look."""
-        return () if self._state is None else self._state.attributes
+    def bring_awaited(self) -> None:
+        """Have known values in the attributes of modules that stood for these at the last look."""
+        self.holds_awaited = self._state is not None and bring_stored(self._state.attributes)
 
     def reads(self, tensor: torch.Tensor) -> bool:
         """Return whether the model's code reads a tensor, an attribute or a variable, by the last look."""

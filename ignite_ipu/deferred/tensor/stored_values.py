@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Set
+from typing import Any, Dict, Iterable, Optional, Set
 
 import torch
 from torch import nn
@@ -72,9 +72,9 @@ _BRINGING: Set[int] = set()
 _STORED = _Stored()
 
 
-def bring_waiting(code: ModelCode) -> None:
-    """Have the values before a call of a model that its code reads: in attributes, and written into other tensors."""
-    attributes, code.holds_awaited = code.attributes if code.holds_awaited else (), False
+def bring_stored(attributes: Iterable[Dict[str, Any]]) -> bool:
+    """Store known values in attributes that hold what stands for these; returns whether others are still to come."""
+    are_awaited = False
     for own in attributes:
         for name, held in list(own.items()):
             if not isinstance(held, Deferred) or is_left_behind(held):
@@ -82,7 +82,14 @@ def bring_waiting(code: ModelCode) -> None:
             if held.value.known and not held.value.live:
                 own[name] = held.value.get().detach()
             else:
-                code.holds_awaited = True
+                are_awaited = True
+    return are_awaited
+
+
+def bring_waiting(code: ModelCode) -> None:
+    """Have the values before a call of a model that its code reads: in attributes, and written into other tensors."""
+    if code.holds_awaited:
+        code.bring_awaited()
     for write in [given() for given in list(WAITING)]:
         for tensor in () if write is None else (write.target, write.base):
             if tensor is not None and code.reads(tensor):
