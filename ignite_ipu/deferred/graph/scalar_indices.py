@@ -7,7 +7,8 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 import torch
 
 _CPU = torch.device("cpu")
-_UNINDEXED = (torch.bool, torch.uint8)
+MASKS = (torch.bool, torch.uint8)
+"""Types of tensors that select by where they hold."""
 _Place = Tuple[int, torch.Tensor]
 
 
@@ -50,25 +51,29 @@ def _one(dim: int, at: torch.Tensor) -> Tuple[Any, ...]:
 
 def is_scalar(item: Any) -> bool:
     """Return whether an item of an index is a tensor without dimensions that selects one element of a dimension."""
-    return isinstance(item, torch.Tensor) and not item.dim() and item.dtype not in _UNINDEXED
+    return isinstance(item, torch.Tensor) and not item.dim() and item.dtype not in MASKS
 
 
 def _split(tensor: torch.Tensor, index: Any) -> Tuple[List[_Place], Tuple[Any, ...]]:
     """Return the scalars in an index with their dimensions, and the index with the number 0 for each."""
     items = index if type(index) is tuple else (index,)
-    taken = list(map(dimensions_of, items))
-    places: List[_Place] = []
-    dim = 0
-    for item, count in zip(items, taken):
-        if is_scalar(item):
-            places.append((dim, item))
-        dim += tensor.dim() - sum(taken) if item is Ellipsis else count
+    firsts = first_dimensions(items, list(map(dimensions_of, items)), tensor.dim())
+    places = [(first, item) for first, item in zip(firsts, items) if is_scalar(item)]
     return places, tuple([0 if is_scalar(item) else item for item in items])
+
+
+def first_dimensions(items: Sequence[Any], counts: Sequence[int], dims: int) -> List[int]:
+    """Return the first of the dimensions that each item selects from; an ellipsis has those that `counts` leave."""
+    found, first = [], 0
+    for item, count in zip(items, counts):
+        found.append(first)
+        first += dims - sum(counts) if item is Ellipsis else count
+    return found
 
 
 def dimensions_of(item: Any) -> int:
     """Return how many dimensions of a tensor an item of an index selects from; 0 for an ellipsis."""
-    if isinstance(item, torch.Tensor) and item.dtype in _UNINDEXED:
+    if isinstance(item, torch.Tensor) and item.dtype in MASKS:
         return item.dim()
     return 0 if item is None or item is Ellipsis or isinstance(item, bool) else 1
 

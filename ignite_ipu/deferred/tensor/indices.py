@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 import torch
 
-from ignite_ipu.deferred.graph.scalar_indices import BY_SCALARS, dimensions_of, is_scalar
+from ignite_ipu.deferred.graph.scalar_indices import BY_SCALARS, MASKS, dimensions_of, first_dimensions, is_scalar
 from ignite_ipu.deferred.graph.structure import leaves_in, mapped
 from ignite_ipu.deferred.tensor.deferred_values import Deferred
 from ignite_ipu.operators.words import word_set
@@ -18,7 +18,6 @@ ARRAYS = frozenset([np.ndarray])
 _ARRAYS_OR_TENSORS = (torch.Tensor, np.ndarray)
 _ITEMS = ("__getitem__", "setitem")
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-_MASKS = (torch.bool, torch.uint8)
 _INDEXED_WRITES = word_set(
     "index_put_ index_add_ index_copy_ index_fill_ index_reduce_ scatter_ scatter_add_ scatter_reduce_ put_"
 )
@@ -61,7 +60,7 @@ def writes_nothing(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any], on_
     if name != "__setitem__":
         return False
     index = with_known_indices("setitem", args[:2], on_host)[1]
-    if any(type(leaf) is not torch.Tensor or leaf.dtype in _MASKS for leaf in leaves_in(index)):
+    if any(type(leaf) is not torch.Tensor or leaf.dtype in MASKS for leaf in leaves_in(index)):
         return False  # which the device selects by
     return not torch.empty(args[0].shape, device="meta")[index].numel()
 
@@ -106,20 +105,18 @@ def _mask(item: Any, on_host: _OnHost) -> Optional[torch.Tensor]:
     """Return the mask that an index is, None for another one, or where the device computes the mask."""
     if isinstance(item, np.ndarray) and item.dtype == np.bool_ and item.ndim:
         return torch.tensor(item)
-    if isinstance(item, torch.Tensor) and item.dtype in _MASKS and item.dim():
+    if isinstance(item, torch.Tensor) and item.dtype in MASKS and item.dim():
         return on_host(item)
     return None
 
 
 def _check(items: Sequence[Any], masks: Sequence[Optional[torch.Tensor]], size: Sequence[int]) -> None:
     """Refuse masks of other shapes, as PyTorch does: it would not look at their shapes any more."""
-    taken = [dimensions_of(item) if mask is None else mask.dim() for item, mask in zip(items, masks)]
-    place = 0
-    for item, mask, count in zip(items, masks, taken):
-        selected = tuple(size[place : place + count])
+    counts = [dimensions_of(item) if mask is None else mask.dim() for item, mask in zip(items, masks)]
+    for first, mask, count in zip(first_dimensions(items, counts, len(size)), masks, counts):
+        selected = tuple(size[first : first + count])
         if mask is not None and tuple(mask.shape) != selected:
             raise IndexError(
                 f"A mask of shape {tuple(mask.shape)} selects from dimensions of shape {selected}, in a tensor of "
                 f"shape {tuple(size)}: their shapes have to be the same."
             )
-        place += len(size) - sum(taken) if item is Ellipsis else count
