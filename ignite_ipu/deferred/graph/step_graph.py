@@ -376,19 +376,21 @@ def modes_of_calls(batch: MicroBatch) -> Tuple[ModesThen, ...]:
     return tuple([each.signature.modes for each in batch.operations if each.signature.modes is not None])
 
 
-def ancestors(value: Value, by_shape: bool = True) -> List[Operation]:
-    """Return the operations that a value is computed from, in order; known ones, if gradients can flow through them.
+def ancestors(value: Value) -> List[Operation]:
+    """Return the operations that a value is computed from, in order; known ones, if gradients can flow through them."""
+    return _computing(value, operator.attrgetter("value_leaves"))
 
-    Unless `by_shape`, those are left out from which functions take the shape of a tensor alone.
-    """
-    found, waiting = {value.operation}, [value.operation]
-    while waiting:
-        each = waiting.pop()
-        for leaf in each.value_leaves if by_shape else each.sources:
-            if (leaf.tensor is None or leaf.live) and leaf.operation not in found:
-                found.add(leaf.operation)
-                waiting.append(leaf.operation)
-    return sorted(found, key=by_number)
+
+def sources_of(value: Value) -> List[Operation]:
+    """Return those of `ancestors` without the ones of which functions take the shape of a tensor alone."""
+    return _computing(value, operator.attrgetter("sources"))
+
+
+def _computing(value: Value, leaves_of: Callable[[Operation], Sequence[Value]]) -> List[Operation]:
+    def before(operation: Operation) -> List[Operation]:
+        return [leaf.operation for leaf in leaves_of(operation) if leaf.tensor is None or leaf.live]
+
+    return sorted(reached([value.operation], before), key=by_number)
 
 
 def gradient_path(value: Value) -> Dict[Operation, None]:

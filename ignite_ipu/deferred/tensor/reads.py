@@ -10,7 +10,7 @@ from ignite_ipu.capabilities.traced import SAMPLED
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import NORM, Operation, Value, replayed, shown_input, weight_then
 from ignite_ipu.deferred.graph.owners import Captured, CapturedLoop
-from ignite_ipu.deferred.graph.step_graph import CALL, Loss, ancestors
+from ignite_ipu.deferred.graph.step_graph import CALL, Loss, ancestors, sources_of
 from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
 from ignite_ipu.errors import EarlyReadError, listed
 from ignite_ipu.operators.words import word_set
@@ -45,7 +45,7 @@ def read(value: Value, what: str) -> torch.Tensor:
             return read(value, what)
     if value.operation.of_weights:
         return _of_weights(value)
-    operations, line = [each for each in ancestors(value, by_shape=False) if not each.done], current_line()
+    operations, line = [each for each in sources_of(value) if not each.done], current_line()
     loops = list(dict.fromkeys(model.loop for model in models_of(operations, what, line)))
     calls = [each for each in operations if each.model is not None]
     found = None if calls else _evaluated(value, operations, line)
@@ -66,7 +66,7 @@ def read(value: Value, what: str) -> torch.Tensor:
     if not complete and not called_by(DISTRIBUTIONS):
         norms = [each for each in operations if each.signature is NORM]
         if all(each.model is not None and each.model.loop.updates.gradients.read_norms(line) for each in norms):
-            left = [each for each in ancestors(value, by_shape=False) if not each.done]
+            left = [each for each in sources_of(value) if not each.done]
             found = value.get() if value.known else _computed_on_host(value, left, loops, line)
             if found is not None:
                 return found
@@ -76,9 +76,7 @@ def read(value: Value, what: str) -> torch.Tensor:
     for run in runs:
         run()
     if not value.known and value.operation.problem is None:
-        raise _refusal(
-            (loops or [model.loop for model in models_of(ancestors(value, by_shape=False), what, line)])[0], value, what
-        )
+        raise _refusal((loops or [model.loop for model in models_of(sources_of(value), what, line)])[0], value, what)
     return value.get()
 
 
@@ -91,7 +89,7 @@ def _of_weights(value: Value) -> torch.Tensor:
             return tensor
         return torch.Tensor.detach(tensor).requires_grad_(leaf.shape.requires_grad)
 
-    operations = ancestors(value, by_shape=False)
+    operations = sources_of(value)
     for operation in operations:
         for loop in {leaf.model.loop for leaf in operation.leaves if type(leaf) is Input and leaf.model is not None}:
             loop.reads.settle_before(operation, current_line())
@@ -154,7 +152,7 @@ def _computed_on_host(
 
 def _refusal(loop: CapturedLoop, value: Value, what: str) -> EarlyReadError:
     """Return the error for a read for which no update can run."""
-    line, operations = current_line(), ancestors(value, by_shape=False)
+    line, operations = current_line(), sources_of(value)
     stale = next((call for call in operations if call.model is not None and loop.updates.weights.are_stale(call)), None)
     if stale is not None:
         return EarlyReadError(
@@ -229,7 +227,7 @@ def incomplete(loop: CapturedLoop) -> Optional[str]:
 
 def awaits_backward(value: Value) -> bool:
     """Return whether a value comes with a step whose loss has not gone backward."""
-    operations = [operation for operation in ancestors(value, by_shape=False) if not operation.done]
+    operations = [operation for operation in sources_of(value) if not operation.done]
     if any(operation.problem is not None for operation in operations):
         return False
     loops = {operation.model.loop for operation in operations if operation.model is not None}
@@ -247,7 +245,7 @@ def has_gone_backward(operations: Sequence[Operation], loop: CapturedLoop) -> bo
 
 def is_of_evaluations(value: Value) -> bool:
     """Return whether a value can be had at any time, as it depends on no call but those in evaluation mode."""
-    pending = [each for each in ancestors(value, by_shape=False) if not each.done and each.model is not None]
+    pending = [each for each in sources_of(value) if not each.done and each.model is not None]
     return value.known or all(each.signature.evaluates and each.problem is None for each in pending)
 
 

@@ -17,7 +17,7 @@ import torch
 from ignite_ipu.deferred.graph.leaves import add_recorded, is_resizable, recorded_of
 from ignite_ipu.deferred.graph.operations import Value
 from ignite_ipu.deferred.graph.owners import captured_at
-from ignite_ipu.deferred.graph.step_graph import ancestors
+from ignite_ipu.deferred.graph.step_graph import sources_of
 from ignite_ipu.deferred.graph.structure import is_tensor_or_array, mapped
 from ignite_ipu.deferred.tensor.functions import METADATA, OPERATORS, attribute_of
 from ignite_ipu.errors import CaptureError
@@ -229,9 +229,7 @@ def _kept(write: _Write) -> _Given:
 
 def _kept_by_calls(write: _Write) -> _Given:
     """Return the inputs of a write as long as the calls of models that its value depends on can run."""
-    calls = [
-        each for each in ancestors(write.value, by_shape=False) if each.signature.function is None and not each.done
-    ]
+    calls = [each for each in sources_of(write.value) if each.signature.function is None and not each.done]
     for call in calls:
         call.kept = [*getattr(call, "kept", ()), write]
     return weakref.ref(write) if calls else _kept(write)
