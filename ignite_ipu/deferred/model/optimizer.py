@@ -187,9 +187,9 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
         on_host = self.__dict__[WATCH].gather_on_host()
         if on_host:
             return _step_on_host(self, on_host, closure)
-        update = None if closure is not None and _awaits_models(self) else captured_by(self)
-        on_host = self.__dict__[WATCH].gather_on_host() if update is None else on_host
-        if on_host:  # the optimizer was the reason to leave the device
+        if closure is None or not _awaits_models(self):
+            update, on_host = _captured(self)
+        if on_host:
             return _step_on_host(self, on_host, closure)
     if update is None:
         found = type(self).step(self) if closure is None else _step_that_captures(self, closure)
@@ -281,9 +281,8 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
         type(self).zero_grad(self, set_to_none)
         return
     on_host = self.__dict__[WATCH].gather_on_host()
-    update = None if on_host or _are_apart(self) else captured_by(self)
-    if update is None and not on_host:
-        on_host = self.__dict__[WATCH].gather_on_host()  # the optimizer may be the reason to leave the device
+    if not (on_host or _are_apart(self)):
+        update, on_host = _captured(self)
     if on_host and set_to_none and type(self).zero_grad is torch.optim.Optimizer.zero_grad:
         with DisableTorchFunctionSubclass():  # as PyTorch's method does, but without an access to watched parameters
             for parameter in held_tensors(self):
@@ -304,6 +303,12 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
     if update.training.optimizer is not self:
         # Its update comes next, and how it is clipped is said before.
         update.follow(self)
+
+
+def _captured(optimizer: torch.optim.Optimizer) -> Tuple[Optional[FusedUpdate], Sequence[HostUpdates]]:
+    """Return the update by an optimizer, or the host's if the optimizer is a reason to leave the device; or neither."""
+    update = captured_by(optimizer)
+    return update, () if update is not None else optimizer.__dict__[WATCH].gather_on_host()
 
 
 def _are_apart(optimizer: torch.optim.Optimizer) -> bool:
