@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, List
+from typing import Any, Callable, List, Tuple
 
 import pytest
 import torch
@@ -51,13 +51,19 @@ def attribute_averaged(model: Any, output: torch.Tensor, x: torch.Tensor) -> Non
     model.centre.mul_(0.9).add_(output.detach().mean(0), alpha=0.1)
 
 
-def states(update: str, store: Store) -> List[Any]:
-    """Return losses, buffers and weights of a loop that stores a value after each step."""
+def made(update: str) -> Tuple[Any, torch.optim.Optimizer]:
+    """Return a model and its optimizer, which are captured unless the updates are eager."""
     torch.manual_seed(0)
-    model: Any = Stateful()
+    model = Stateful()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if update != "eager":
         ipu_prepare(model, optimizer, config=IPUConfig(update=update))
+    return model, optimizer
+
+
+def states(update: str, store: Store) -> List[Any]:
+    """Return losses, buffers and weights of a loop that stores a value after each step."""
+    model, optimizer = made(update)
     found: List[Any] = []
     for x in XS:
         output = model(x)
@@ -197,12 +203,8 @@ def added_to_several_tensors(value: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("store", [frozen_and_made_a_buffer, added_to_several_tensors])
 def test_a_value_is_stored_before_the_step(store: Callable[[torch.Tensor], torch.Tensor]) -> None:
     found = []
-    for captured in (False, True):
-        torch.manual_seed(0)
-        model = Stateful()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        if captured:
-            ipu_prepare(model, optimizer)
+    for update in ("eager", "device"):
+        model, optimizer = made(update)
         stored = []
         for x in XS[:3]:
             optimizer.zero_grad()
@@ -220,12 +222,8 @@ def test_a_value_is_stored_before_the_step(store: Callable[[torch.Tensor], torch
 def test_a_state_with_values_of_the_step_is_assigned() -> None:
     """They are read before the first tensor of the model is replaced."""
     found = []
-    for captured in (False, True):
-        torch.manual_seed(0)
-        model = Stateful()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        if captured:
-            ipu_prepare(model, optimizer)
+    for update in ("eager", "device"):
+        model, _ = made(update)
         output = model(XS[0])
         state = model.state_dict()
         given = [output.detach()[:, :1] * torch.ones(4), output.detach().mean(0)]
