@@ -108,13 +108,13 @@ def ratio_of_fresh(
     Args:
         name, aim, steps, clock: As for `ratio`.
         make: Returns the measured function, the one to compare with, and the one for the limit if there is one.
-        fresh: Number of times that they are made, if there is time.
+        fresh: Number of times that they are made, if there is time or there are too few pairs.
         pairs: Number of calls of each of them every time.
     """
     times: List[List[float]] = []
     end = time.perf_counter() + SECONDS
     for _ in range(fresh):
-        if times and time.perf_counter() > end:
+        if len(times) >= PAIRS and time.perf_counter() > end:
             break
         works = make()
         for work in works:
