@@ -83,7 +83,7 @@ def fingerprints(values: Sequence[Any], everything: bool = False) -> Fingerprint
     """
     largest, single, strided = math.inf if everything else WHOLE, torch.float32, torch.strided
     shapes: List[Optional[List[int]]] = []
-    small: List[torch.Tensor] = [torch.empty(0)]  # so that a single tensor is copied, too
+    small: List[torch.Tensor] = []
     others: Dict[int, int] = {}
     # One text may stand for many values, such as the gradients that exist.
     distinct: Dict[int, Any] = {}
@@ -99,7 +99,8 @@ def fingerprints(values: Sequence[Any], everything: bool = False) -> Fingerprint
                 key = others[number] = id(value)
                 if key not in distinct:
                     distinct[key] = torch.Tensor.detach(value) if isinstance(value, torch.Tensor) else value
-        whole = flatten_tensors(small)
+        flat = flatten_tensors(small or [torch.empty(0)])
+        whole = flat if len(small) > 1 else flat.clone()  # of a single one it is not a copy
     known = {key: fingerprint(value, everything) for key, value in distinct.items()}
     return {"shapes": shapes, "values": whole, "others": {number: known[key] for number, key in others.items()}}
 

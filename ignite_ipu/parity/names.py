@@ -57,11 +57,10 @@ class ModelNames:
         known = self._known.get(optimizer)
         if known is not None and known.key == key:
             return known
-        trained = self._trained(order)
         found: Dict[int, str] = {}
         buffers: List[Tuple[str, Dict[str, Any], str]] = []
-        for prefix, root in trained.items():
-            for name, parameter in named_tensors(root, PARAMETERS).items():
+        for prefix, root, parameters in self._trained(order):
+            for name, parameter in parameters.items():
                 found.setdefault(id(parameter), prefix + name)
             for path, part in all_named_modules(root):
                 table = buffers_of(part)
@@ -71,16 +70,18 @@ class ModelNames:
         names = self._known[optimizer] = Names(key, called, buffers)
         return names
 
-    def _trained(self, order: Sequence[torch.Tensor]) -> Dict[str, nn.Module]:
-        """Return the models that have parameters of an optimizer, by prefixes of names; the first has none if alone."""
+    def _trained(self, order: Sequence[torch.Tensor]) -> List[Tuple[str, nn.Module, Dict[str, torch.Tensor]]]:
+        """Return the models that have parameters of an optimizer, each with the prefix of its names and its parameters.
+
+        The first has no prefix if it is alone.
+        """
         known = [module for module in (reference() for reference in self._modules) if module is not None]
         inner = {id(child) for module in known for child in all_modules(module) if child is not module}
-        roots = [module for module in known if id(module) not in inner]
-        of = {id(parameter): root for root in reversed(roots) for parameter in named_tensors(root, PARAMETERS).values()}
-        trained = [of[key] for key in map(id, order) if key in of]
-        found = list({id(root): root for root in trained}.values())
-        for root in found:
+        roots = [(module, named_tensors(module, PARAMETERS)) for module in known if id(module) not in inner]
+        of = {id(each): number for number, (_, named) in reversed([*enumerate(roots)]) for each in named.values()}
+        found = [roots[number] for number in dict.fromkeys(of[key] for key in map(id, order) if key in of)]
+        for root, _ in found:
             if root not in self._prefixes:
                 number = next(self._numbers)
                 self._prefixes[root] = f"{type(root).__name__} {number}." if number or len(found) > 1 else ""
-        return {self._prefixes[root]: root for root in found}
+        return [(self._prefixes[root], root, named) for root, named in found]

@@ -240,10 +240,10 @@ class Recorder:
         called_by = dict(zip(map(id, order), names.parameters))
         for key, state in newest_state(optimizer):
             name = called_by.get(id(key), "a parameter of no group") if isinstance(key, torch.Tensor) else str(key)
-            for place, part in leaves(state):
+            for place, part in leaves(state, name):
                 # RMSprop computes nothing from its count of steps, and a device counts for all parameters together.
-                if isinstance(part, (int, float, torch.Tensor)) and (counted or place != "['step']"):
-                    called.append(f"{name}{place}")
+                if isinstance(part, (int, float, torch.Tensor)) and (counted or place != f"{name}['step']"):
+                    called.append(place)
                     states.append(part)
         self._record_all("optimizer state", called, states, line)
         buffers = [(name, table[key]) for name, table, key in names.buffers if table.get(key) is not None]

@@ -1,7 +1,7 @@
 """The cost of parity of scripts: two loops under a recorder, on the host and on the device, against the same alone.
 
 The limit is the copies alone: after each update the newest weights and optimizer state are brought from the device, and
-those of either side are kept in one tensor each.
+those of either side are kept in one tensor each until the end of the loop, as a recorder has to keep them.
 """
 
 from __future__ import annotations
@@ -84,12 +84,15 @@ def whole_command() -> Measure:
 class Copies(CallHook):
     """A hook that keeps the weights and the optimizer's state after each update."""
 
+    def __init__(self) -> None:
+        self.kept: List[Tuple[torch.Tensor, torch.Tensor]] = []
+
     def of_call(self, optimizer: torch.optim.Optimizer, updates: int) -> None:
         weights = [each for group in optimizer.param_groups for each in group["params"]]
         bring_newest(weights[0])
         states = [value for _, entries in newest_state(optimizer) for value in entries.values()]
         with torch.no_grad(), DisableTorchFunctionSubclass():
-            self.kept = flatten_tensors(weights), flatten_tensors(states)
+            self.kept.append((flatten_tensors(weights), flatten_tensors(states)))
 
 
 def both(width: int, layers: int, data: List[Batch]) -> Tuple[Callable[[], None], ...]:
@@ -110,11 +113,12 @@ def both(width: int, layers: int, data: List[Batch]) -> Tuple[Callable[[], None]
                 recorder.stop()
 
     def copied() -> None:
-        hook = register_optimizer_step_post_hook(Copies())
-        try:
-            alone()
-        finally:
-            hook.remove()
+        for run in loops:
+            hook = register_optimizer_step_post_hook(Copies())
+            try:
+                run()
+            finally:
+                hook.remove()
 
     return recorded, alone, copied
 

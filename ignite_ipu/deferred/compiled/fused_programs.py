@@ -62,10 +62,13 @@ class FusedPrograms(TrainingPrograms):
         self._reached: Tuple[Sequence[Loss], FrozenSet[int]] = ((), frozenset())
         self._reach: Tuple[Optional[CompiledUpdate], Any, FrozenSet[int]] = (None, None, frozenset())
 
-    def reached(self, losses: Optional[Sequence[Loss]] = None) -> FrozenSet[int]:
+    def reached(
+        self, losses: Optional[Sequence[Loss]] = None, among: Optional[FrozenSet[int]] = None
+    ) -> FrozenSet[int]:
         """Return the ids of the parameters that have gradients of losses; of those of the last update, without any.
 
-        Of losses whose operations have lost their operands, they are all that were trained.
+        Of losses whose operations have lost their operands, they are all that were trained. If `among` is given, others
+        than these may be missing.
         """
         tape = self.tape if losses is None else Tape(losses)
         if tape is None:
@@ -79,6 +82,9 @@ class FusedPrograms(TrainingPrograms):
                 self._reached = list(tape.losses), self._reach[2]
                 return self._reach[2]
             trained = _trained_in(tape)
+            if among is not None and among.isdisjoint(trained):
+                # Frozen before the losses, which may depend on them otherwise.
+                return frozenset()
             with tape.rewound():
                 found = reached_by(tape.losses, [each for each in self.modes.parameters if id(each) in trained])
             self._reached = list(tape.losses), found
@@ -101,17 +107,6 @@ class FusedPrograms(TrainingPrograms):
         except Exception as error:  # whatever the code of other modules raises
             logger.info("Gradients of before weights were replaced are taken to be of all trained ones: %s", error)
             return _trained_in(tape)
-
-    def reaches(self, parameter: torch.Tensor, losses: Optional[Sequence[Loss]] = None) -> bool:
-        """Return whether a parameter has a gradient of losses, or of those of the last update."""
-        tape = self.tape if losses is None else Tape(losses)
-        if tape is None:
-            return False
-        unknown = self._reached[0] != tape.losses and not requires_grad(parameter)
-        if unknown and id(parameter) not in _trained_in(tape):
-            # A parameter that was frozen before the losses has none, even if they depend on it otherwise.
-            return False
-        return id(parameter) in self.reached(losses)
 
     def forget_losses(self) -> None:
         """Let go of the losses of the last update, whose gradients were cleared."""

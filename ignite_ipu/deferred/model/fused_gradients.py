@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, FrozenSet, Iterable, List, Optional, Sequence
+from typing import Any, FrozenSet, Iterable, List, Optional, Sequence, Set
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from ignite_ipu.deferred.model.gradient_reads import (
     has_gradient,
     read_gradient,
     show_host_gradients,
-    shows_gradient,
+    shown_gradients,
     shows_used,
 )
 from ignite_ipu.deferred.model.gradient_views import GradientViews, clear_those_of_the_host
@@ -127,7 +127,10 @@ class FusedGradients:
         return has_gradient(self.books.holding({id(parameter)}), parameter)
 
     def shows(self, parameters: Sequence[torch.Tensor]) -> List[bool]:
-        return [shows_gradient(update, each) for update, each in zip(self.books.holders(parameters), parameters)]
+        shown: Set[int] = set()
+        for update, ids in self.books.holders(frozenset(map(id, parameters))):
+            shown |= shown_gradients(update, ids)
+        return [id(each) in shown for each in parameters]
 
     def of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
         current = self._loop.now.updates.gradients

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from typing import AbstractSet, Callable, FrozenSet, Iterator, List, Mapping, Optional, Sequence
+from typing import AbstractSet, Callable, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -108,12 +108,16 @@ class Books:
                 return update
         return self.updates[-1]
 
-    def holders(self, parameters: Sequence[torch.Tensor]) -> List[FusedUpdate]:
-        """Return the update of each of some parameters, as `holding` does."""
+    def holders(self, ids: FrozenSet[int]) -> List[Tuple[FusedUpdate, FrozenSet[int]]]:
+        """Return the updates with those of some parameters that they have, as `holding` does."""
         for update in self.updates:
             update.look()
         *others, last = self.updates
-        return [next((each for each in others if id(weight) in each.gradients.own), last) for weight in parameters]
+        found: List[Tuple[FusedUpdate, FrozenSet[int]]] = []
+        for update in others:
+            found.append((update, ids & update.gradients.own))
+            ids -= update.gradients.own
+        return [*found, (last, ids)]
 
 
 class FusedUpdate:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import FrozenSet, Optional, Set
 
 import torch
 
@@ -25,7 +25,8 @@ def read_gradient(update: FusedUpdate, parameter: torch.Tensor) -> Optional[torc
         line, pending = current_line(), update.gradients.pending
         of_updates = pending if update.makes_all else update.loop.updates.pending
         dropped = next((loss for loss in entry.losses if loss not in of_updates), None)
-        if dropped is not None and not training.reaches(parameter, entry.losses):
+        among = frozenset([id(parameter)])
+        if dropped is not None and among.isdisjoint(training.reached(entry.losses, among)):
             return None
         if dropped is not None:
             raise CaptureError(
@@ -102,19 +103,25 @@ def has_gradient(update: FusedUpdate, parameter: torch.Tensor) -> bool:
             found.look_for_readers()
         if found.wanted and not update.loop.now.updates.may_leave and update.makes_all:
             return read_gradient(update, parameter) is not None
-    return shows_gradient(update, parameter)
+    return bool(shown_gradients(update, frozenset([id(parameter)])))
 
 
-def shows_gradient(update: FusedUpdate, parameter: torch.Tensor) -> bool:
-    """Return the same by the gradient book alone, without a download or a search for readers of gradients."""
-    entry, found = _entry_of(update, parameter), update.training.gradients
-    if entry is None:
-        return False
-    if id(parameter) in entry.given or (entry.losses and update.training.reaches(parameter, entry.losses)):
-        return True
-    if entry.used is None:
-        return False
-    return id(parameter) in found.returned if _has_returned(update) else update.training.reaches(parameter)
+def shown_gradients(update: FusedUpdate, ids: FrozenSet[int]) -> Set[int]:
+    """Return those of some parameters of an update that have gradients by PyTorch's rules now.
+
+    The gradient book alone is asked, without a download or a search for readers of gradients.
+    """
+    training = update.training
+    found: Set[int] = set()
+    for entry in update.books.gradients.entries:
+        own = ids & entry.ids if entry.exists else frozenset()
+        found |= own & entry.given
+        if entry.losses and not own <= found:
+            found |= own & training.reached(entry.losses, own)
+        if entry.used is not None and not own <= found:
+            returned = _has_returned(update)
+            found |= own & (training.gradients.returned if returned else training.reached(None, own))
+    return found
 
 
 def _has_returned(update: FusedUpdate) -> bool:
