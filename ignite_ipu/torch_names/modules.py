@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
@@ -88,22 +88,24 @@ _NAMED_MODULES = nn.Module.named_modules
 def all_named_modules(model: nn.Module) -> List[Tuple[str, nn.Module]]:
     """Return a module and those in it, with their paths: `model.named_modules()`, without a generator at each level."""
     found: Dict[int, Tuple[str, nn.Module]] = {}
-    ahead: List[Tuple[str, nn.Module]] = [("", model)]
-    while ahead:
-        path, module = entry = ahead.pop()
-        number = id(module)
-        if number in found:
+    _add_modules({"": model}, "", found)
+    return [*found.values()]
+
+
+def _add_modules(parts: Mapping[str, Any], prefix: str, found: Dict[int, Tuple[str, nn.Module]]) -> None:
+    for name, part in parts.items():
+        number = id(part)
+        if part is None or number in found:
             continue
-        if type(module).named_modules is not _NAMED_MODULES:  # a class of its own opinion
-            for inner in module.named_modules(prefix=path):
+        path = prefix + name
+        if type(part).named_modules is not _NAMED_MODULES:  # a class of its own opinion
+            for inner in part.named_modules(prefix=path):
                 found.setdefault(id(inner[1]), inner)
             continue
-        found[number] = entry
-        parts = getattr(module, MODULES)
-        if parts:
-            prefix = f"{path}." if path else ""
-            ahead += [(prefix + name, part) for name, part in [*parts.items()][::-1] if part is not None]
-    return [*found.values()]
+        found[number] = path, part
+        inner_parts = getattr(part, MODULES)
+        if inner_parts:
+            _add_modules(inner_parts, path and f"{path}.", found)
 
 
 def all_modules(model: nn.Module) -> List[nn.Module]:

@@ -215,20 +215,24 @@ def tensors_in(value: Any) -> List[torch.Tensor]:
 
 def _add_tensors(value: Any, found: List[torch.Tensor]) -> None:
     kind = type(value)
-    if kind in _LEAVES:
-        return
-    if isinstance(value, torch.Tensor):
-        found.append(value)
-        return
     if kind is tuple or kind is list:
         parts = value
     elif kind is dict:
         parts = value.values()
+    elif kind in _LEAVES:
+        return
+    elif isinstance(value, torch.Tensor):
+        found.append(value)
+        return
     else:
         container = opened(value) or opened_record(value)
         parts = () if container is None else container.parts
     for part in parts:
-        _add_tensors(part, found)
+        # Most parts are tensors and numbers, for which a call of this would take longer.
+        if isinstance(part, torch.Tensor):
+            found.append(part)
+        elif type(part) not in _LEAVES:
+            _add_tensors(part, found)
 
 
 def map_tensors(value: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
