@@ -81,8 +81,6 @@ class Counts:
     ) -> None:
         self._geometry, self._coming, self._rates = geometry, coming or geometry, rates
         self._warned_of_rates = False
-        # Counts at iteration 0. They are not zero after a resume with another geometry than before.
-        self._start: Dict[str, int] = {}
         self._loaded: Optional[Mapping[str, int]] = None
         # The arithmetic of the last iteration, and its counts.
         self._known: Any = None
@@ -110,12 +108,17 @@ class Counts:
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._count)
 
     def state_dict(self, engine: Engine) -> Dict[str, int]:
-        """Return the counts."""
-        return {name: int(getattr(engine.state, name)) for name in _UNITS}
+        """Return the counts; those that were loaded until the next run goes on from them."""
+        counts = vars(engine.state) if self._loaded is None else self._loaded
+        return {name: int(counts.get(name, 0)) for name in _UNITS}
 
     def load_state_dict(self, counts: Mapping[str, int]) -> None:
         """Go on from these counts with the next run."""
         self._loaded = dict(counts)
+
+    def forget(self) -> None:
+        """Go on from the engine's own counts, not from loaded ones."""
+        self._loaded = None
 
     def _begin(self, engine: Engine) -> None:
         if self._loaded is not None:

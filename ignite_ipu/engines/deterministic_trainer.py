@@ -25,8 +25,9 @@ class DeterministicIPUTrainer(IPUTrainer, DeterministicEngine):
     def _states(self, device_random_state: Optional[List[int]]) -> Tuple[OrderedDict[str, Any], Dict[str, Any]]:
         """Return Ignite's state dictionary, numpy's numbers in it as a list, and the seed that the run began with."""
         state, own = super()._states(device_random_state)
-        own["seed"] = getattr(self.state, "seed", None)
-        python, pytorch, numpy = state["rng_states"]
+        own["seed"] = getattr(self.state, "seed", None) if self._seed is None else self._seed
+        loaded = getattr(self.state, "rng_states", None)
+        python, pytorch, numpy = state["rng_states"] if loaded is None else loaded
         plain = tuple(each.tolist() if isinstance(each, np.ndarray) else each for each in numpy)
         state["rng_states"] = [python, pytorch, plain]
         return state, own
@@ -52,10 +53,10 @@ class DeterministicIPUTrainer(IPUTrainer, DeterministicEngine):
         iteration = state.iteration
         self._dataloader_iter = self._from_iteration(iteration)
         self._init_iter = iteration % state.epoch_length if state.epoch_length else iteration
-        states = getattr(state, "rng_states", None)
+        states, state.rng_states = getattr(state, "rng_states", None), None
         if states is not None and self._dataloader_len and iteration % self._dataloader_len:
             set_random_states(states)
-            state.rng_states = None
+        self._position.forget()  # of data that cannot be rewound, too
 
     def _from_iteration(self, iteration: int) -> Iterator[Any]:
         data: Any = self.state.dataloader

@@ -34,7 +34,8 @@ class IPUTrainer(IPUEngine):
     as an uninterrupted one. Taking it at the end of an epoch pins the host's, including that of the loader's own
     generator. The next epoch starts from it, also if other handlers draw in between, which a warning reports. It holds
     the accumulated values of attached metrics, which a resumed run restores. It records whether the handlers of the
-    epoch's end have run; if not, a resumed run calls them, with the same output.
+    epoch's end have run; if not, a resumed run calls them, with the same output. Between `load_state_dict` and the part
+    of a run that restores a value, it holds the loaded value.
 
     Args:
         process_function, session, loaders: As for `IPUEngine`.
@@ -96,7 +97,7 @@ class IPUTrainer(IPUEngine):
     def _states(self, device_random_state: Optional[List[int]]) -> Tuple[OrderedDict[str, Any], Dict[str, Any]]:
         """Return Ignite's state dictionary, and this engine's own state in values that are never written again."""
         state: OrderedDict[str, Any] = super().state_dict()
-        host = self._pins.read(self, self.pins_random_states)
+        host = self._position.loaded_random_states() or self._pins.read(self, self.pins_random_states)
         completed = not is_between_epochs(self) or self.state.iteration in (0, self._ended_epoch)
         own = {
             "host_random_state": host,
@@ -127,6 +128,8 @@ class IPUTrainer(IPUEngine):
         if saved is None:
             # An ordinary engine makes one weight update from one batch in each iteration; samples it did not count.
             self.counts.load_state_dict(dict.fromkeys(("weight_updates", "micro_batches"), self.state.iteration))
+            self._position.forget()
+            self._pins.forget()
             return
         self._pins.load(self.state.iteration, saved["host_random_state"])
         if not saved.get("epoch_completed", True):
@@ -153,25 +156,23 @@ class IPUTrainer(IPUEngine):
         start = self._starts.start(self, *args, **kwargs)
         if start is Start.REFUSED:
             return super().run(data, *args, **kwargs)  # Ignite raises, and explains how to begin anew
-        was_loaded, self._starts.loaded = self._starts.loaded, False
         self.resumes = start is not Start.OWN
         if start is Start.OWN:
             self._accumulations.expect(None)
-            if was_loaded:
+            if self._starts.loaded:
                 self._position.forget()
+                self.counts.forget()
         elif not self.has_event_handler(self._resume, Events.STARTED):
             self.add_event_handler(Events.STARTED, self._resume)
         if start is Start.LOADED_END:
+            self._starts.loaded = False
             return self._end_again()
         if data is not None:
             self._note_data(data)
         self._expect_schedules()
         returned: Any = super().run(data, *args, **kwargs)
         state: State = returned
-        if returned is None:
-            # Ignite's answer to the first run after an exception: it has only put the failed one away.
-            self._starts.loaded = was_loaded
-        else:
+        if returned is not None:  # Ignite's answer to the first run after an exception: it has put that one away.
             self._starts.note_end(state.iteration)
         return state
 
@@ -222,6 +223,7 @@ class IPUTrainer(IPUEngine):
         self.ipu.data = self._loaders().explain(data, steps)
 
     def _note_start(self) -> None:
+        self._starts.loaded = False
         if not self.state.iteration:
             self._ended_epoch = 0
 
@@ -261,6 +263,7 @@ class IPUTrainer(IPUEngine):
 
     def _setup_dataloader_iter(self) -> None:
         if self.state.dataloader is None:
+            self._position.forget()
             super()._setup_dataloader_iter()
         else:
             self._dataloader_iter = self._position.iterate(self.state.dataloader)

@@ -87,7 +87,9 @@ class Accumulations:
         return True
 
     def state_dict(self, values: Mapping[str, Any]) -> Dict[str, Any]:
-        """Return the accumulated values, and the plain data of an engine's `state.metrics`."""
+        """Return the accumulated values, and the plain data of `state.metrics`; or the state that is still expected."""
+        if self._expected is not None:
+            return dict(self._expected)
         named = self._named() if self._kept and idist.get_world_size() == 1 else []
         objects = {name: _changed(kept.owner(), kept.before) for name, kept in named}
         return {"objects": objects, "values": plain_values(values)}

@@ -26,21 +26,26 @@ class DataPosition:
         self._afterwards: Optional[Mapping[str, Any]] = None
 
     def state_dict(self) -> Dict[str, Any]:
-        """Return how the pass began and how far it has come."""
-        return {"started": self._started, "drawn": self.drawn}
+        """Return how the pass began and how far it has come; a loaded position until the next pass begins."""
+        return {"started": self._started, "drawn": self.drawn} if self._wanted is None else dict(self._wanted)
 
     def load_state_dict(self, state: Mapping[str, Any], afterwards: Optional[Mapping[str, Any]]) -> None:
         """Begin the next pass where `state` was taken, and set the random states of `afterwards` then, if given."""
         self._wanted, self._afterwards = state, afterwards
 
+    def loaded_random_states(self) -> Optional[Mapping[str, Any]]:
+        """Return the host's random states that were loaded, until the next pass sets them; else None."""
+        return self._afterwards
+
     def forget(self) -> None:
         """Begin the next pass at the data's start, not at a loaded position."""
-        self._wanted = None
+        self._wanted = self._afterwards = None
 
     def iterate(self, data: Any) -> Iterator[Any]:
         """Return an iterator over one pass, or over the rest of the one that was loaded."""
         generator = getattr(data, "generator", None)
-        wanted, self._wanted = self._wanted, None
+        wanted, loaded_states = self._wanted, self._afterwards
+        self.forget()
         if wanted is None or wanted["started"] is None:
             return self._begin(data)
         drawn = int(wanted["drawn"])
@@ -48,10 +53,10 @@ class DataPosition:
             # The pass was over; starting the next one is the engine's business. Samplers draw from a generator of the
             # loader's at the end of a pass, too: then it is gone through as one that was not over.
             self._started, self.drawn = dict(wanted["started"]), drawn
-            if self._afterwards is not None:
-                write_random_states(self._afterwards)
+            if loaded_states is not None:
+                write_random_states(loaded_states)
             return iter(())
-        afterwards = self._afterwards or read_random_states()
+        afterwards = loaded_states or read_random_states()
         write_random_states(wanted["started"], generator)
         batches = self._begin(data)
         for _ in range(drawn):
@@ -64,8 +69,8 @@ class DataPosition:
 
         If that pass was `over`, where the next one begins.
         """
-        generator = getattr(data, "generator", None)
-        wanted, self._wanted = self._wanted, None
+        generator, wanted = getattr(data, "generator", None), self._wanted
+        self.forget()
         if generator is not None and wanted is not None and wanted["started"] is not None:
             generator.set_state(wanted["started"]["generator"])
             if over:

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import torch
 from ignite.engine import Events
+from ignite.metrics import Average
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from ignite_ipu import create_ipu_trainer
+from ignite_ipu.checkpoints.comparable import comparable
 from ignite_ipu.checkpoints.random_states import read_random_states, write_random_states
+from ignite_ipu.errors import LoaderError
 from tests.supervised import pair
 
 
@@ -55,18 +58,68 @@ def losses_of(stop=None, state=None, epochs=2, epoch_length=None, generator=Fals
     return seen, saved
 
 
-@pytest.fixture(scope="module")
-def whole():
-    return losses_of()[0]
+def logged(state=None, save_at=(), **how):
+    """Return a trainer that goes on from a state, its loader, its log, and its states at some events."""
+    model, optimizer = pair()
+    trainer = create_ipu_trainer(
+        model, optimizer, nn.CrossEntropyLoss(), output_transform=lambda x, y, y_pred, loss: x.sum().item(), **how
+    )
+    Average().attach(trainer, "mean")
+    log, saved = [], []
+
+    def note(engine):
+        now = engine.state
+        log.append((now.epoch, now.iteration, now.weight_updates, now.samples, now.output, dict(now.metrics)))
+
+    trainer.add_event_handler(Events.ITERATION_COMPLETED, note)
+    trainer.add_event_handler(Events.EPOCH_COMPLETED, note)
+    for event in save_at:
+        trainer.add_event_handler(event, lambda: saved.append((len(log), trainer.state_dict())))
+    if state is not None:
+        trainer.load_state_dict(state)
+    return trainer, DataLoader(Noisy(), batch_size=4, shuffle=True), log, saved
 
 
-@pytest.mark.parametrize("stop", range(1, 12))
-def test_any_iteration_can_be_resumed(stop, whole):
-    """In the middle of an epoch, at its last iteration, and in the second one."""
-    before, state = losses_of(stop)
-    after, _ = losses_of(state=state)
-    assert {**before, **after} == whole
-    assert min(after) == stop + 1
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_run_can_be_resumed_at_any_event_and_saved_again_before_it_goes_on(deterministic):
+    """A job that is queued again before its first iteration saves the state that it has loaded.
+
+    The host draws other numbers in between. Each run goes on with the batches, counts and metrics of the first one.
+    """
+    events = (Events.STARTED, Events.ITERATION_COMPLETED, Events.EPOCH_COMPLETED(once=1))
+    trainer, loader, whole, states = logged(save_at=events, deterministic=deterministic)
+    trainer.run(loader, max_epochs=2)
+    assert len(states) == 14 and whole[-1][:4] == (2, 12, 12, 48)
+    for past, state in states:
+        torch.rand(3)
+        queued, *_ = logged(state, deterministic=deterministic)
+        again = queued.state_dict()
+        assert comparable(again) == comparable(state)
+
+        started, loader, *_, saved = logged(again, [Events.STARTED], deterministic=deterministic)
+        started.add_event_handler(Events.STARTED, started.terminate)
+        started.run(loader, max_epochs=2)
+        assert comparable(saved[0][1]) == comparable(state)
+
+        last, loader, log, _ = logged(saved[0][1], deterministic=deterministic)
+        last.run(loader, max_epochs=2)
+        assert log == whole[past:]
+
+
+def test_a_state_waits_for_a_run_that_starts():
+    """Data that is refused leaves it as it is; a run that begins anew leaves it out."""
+    trainer, loader, whole, states = logged(save_at=[Events.ITERATION_COMPLETED(once=8)])
+    trainer.run(loader, max_epochs=2)
+    ((past, state),) = states
+    again, loader, log, _ = logged(state)
+    with pytest.raises(LoaderError):
+        again.run(DataLoader(Noisy(), batch_size=4, sampler=[]), max_epochs=2)
+    again.run(loader, max_epochs=2)
+    assert log == whole[past:]
+    again.load_state_dict(state)
+    again.state.max_epochs = None
+    again.run(loader, max_epochs=1)
+    assert [line[:4] for line in log[-7:]] == [line[:4] for line in whole[:7]]
 
 
 @pytest.mark.parametrize("epoch_length", [4, 9])
