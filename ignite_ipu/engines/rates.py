@@ -7,6 +7,7 @@ import copy
 import itertools
 from typing import TYPE_CHECKING, Any, Iterator, List, NamedTuple, Sequence, Tuple
 
+import torch
 from ignite.engine import Engine, Events
 from torch.optim import Optimizer
 
@@ -15,6 +16,7 @@ from ignite_ipu.engines.schedulers import scheduling_handlers
 from ignite_ipu.errors import listed
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.ignored_warnings import ignored_warnings
+from ignite_ipu.program.tensors.trees import tensors_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -155,9 +157,12 @@ def _kept(trainer: Engine, optimizer: Optimizer, schedulers: Sequence[Any]) -> I
     """Restore the trainer's state, the optimizer's groups and the schedulers at the end."""
     state, last = dict(vars(trainer.state)), trainer.last_event_name
     groups = [dict(group) for group in optimizer.param_groups]
+    # PyTorch's schedulers write a rate that is a tensor in place.
+    settings = tensors_in([{**group, "params": ()} for group in groups])
+    copies = [each.detach().clone() for each in settings]
     originals = {id(each): (each, dict(vars(each))) for each in schedulers}
-    # Schedulers change a copy of the groups; they keep their optimizer and its groups.
-    shared = [optimizer, trainer, trainer.state, optimizer.param_groups, *optimizer.param_groups]
+    # Schedulers change copies of their own attributes, which lead to the same optimizer and the same tensors.
+    shared = [optimizer, trainer, trainer.state, optimizer.param_groups, *optimizer.param_groups, *settings]
     shared += itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
     memo = {id(each): each for each in shared}
     try:
@@ -172,6 +177,9 @@ def _kept(trainer: Engine, optimizer: Optimizer, schedulers: Sequence[Any]) -> I
         for group, values in zip(optimizer.param_groups, groups):
             group.clear()
             group.update(values)
+        with torch.no_grad():
+            for setting, value in zip(settings, copies):
+                setting.copy_(value)
         vars(trainer.state).clear()
         vars(trainer.state).update(state)
         trainer.last_event_name = last

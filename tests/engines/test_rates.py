@@ -78,14 +78,18 @@ def torchs_by_a_decorated_function(trainer, optimizer):
 
 @pytest.fixture
 def made():
-    """Return a trainer whose calls make two updates from two micro-batches each, its optimizer and its data."""
+    """Return a trainer whose calls make two updates from two micro-batches each, its optimizer and its data.
+
+    One group's rate is a number. The other's is a tensor, in which PyTorch's schedulers write.
+    """
     torch.manual_seed(0)
     model = nn.Linear(6, 3)
-    groups = [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.01}]
+    groups = [{"params": [model.weight]}, {"params": [model.bias], "lr": torch.tensor(0.01)}]
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
-    trainer = create_ipu_trainer(
-        model, optimizer, nn.CrossEntropyLoss(), device_iterations=2, gradient_accumulation_steps=2
-    )
+    with pytest.warns(UserWarning, match="lr is a tensor"):
+        trainer = create_ipu_trainer(
+            model, optimizer, nn.CrossEntropyLoss(), device_iterations=2, gradient_accumulation_steps=2
+        )
     yield trainer, optimizer, DataLoader(task(), batch_size=4)
     trainer.ipu.close()
 
