@@ -263,7 +263,7 @@ class Loop:
         self.evaluation = CapturedEvaluation(session, config, self.places)
         self.updates = self.setup.updates(self)
         self.guide(session)
-        session.weights.detector.watch_parameters()
+        session.weights.detector.watch_evaluation()
 
     def guide(self, session: IPUSession) -> None:
         """Connect a session, which may be that of an engine over a part, to the captured models."""

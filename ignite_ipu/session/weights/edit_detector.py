@@ -47,7 +47,6 @@ class EditDetector:
         self.in_graphs = False
         self.counted: FrozenSet[int] = frozenset()
         self.accesses: Optional[AccessTracker] = None
-        self._silent: List[int] = []  # without training: positions of tensors whose writes go undetected
         self._lost: List[str] = []
         # Of the steps on the host since the last look: the tensors that each held, and their gradients before it.
         self._steps: List[Tuple[Sequence[torch.Tensor], Sequence[Optional[torch.Tensor]]]] = []
@@ -61,20 +60,16 @@ class EditDetector:
             self.tensors, self._note_first_access, self._hooks, is_written=self.counts.has_changed
         )
 
-    def watch_parameters(self) -> bool:
-        """Detect accesses to parameters outside of training; return whether writes may have been missed so far.
-
-        With recorded calls, also accesses to buffers, which these write later.
-        """
+    def watch_evaluation(self) -> bool:
+        """Detect accesses to tensors outside of training; return whether writes may have been missed so far."""
         tensors = self.tensors
-        watch_tensors(tensors, buffers=self._hooks.follower.records)
+        watch_tensors(tensors, buffers=True)
         if self.accesses is not None and self.accesses.watches(tensors):
             return False
         self.end()
         self.accesses = AccessTracker(
             tensors, self._note_first_access, self._hooks, on_host=True, is_written=self.counts.has_changed
         )
-        self._silent = [number for number, tensor in enumerate(tensors) if type(tensor) is torch.Tensor]
         return True
 
     def unwatch(self, always: bool = True) -> None:
@@ -114,7 +109,7 @@ class EditDetector:
         if accesses is not None:
             accesses.forget()
         if programs.training is None and not self.host_steps and (programs.inference or self._hooks.follower.records):
-            edited |= self.watch_parameters()
+            edited |= self.watch_evaluation()
         if self._lost:
             names, self._lost = self._lost, []
             raise LostEditError(
@@ -134,11 +129,9 @@ class EditDetector:
         if self.accesses is not None:
             self.accesses.any = True
 
-    def is_silently_edited(self) -> bool:
-        """Return whether an undetectable write may have occurred: to a buffer, without a training program."""
-        if self.accesses is None or not self.accesses.watches(self.tensors):
-            return True
-        return bool(self._silent) and self.counts.differ(self._silent)
+    def is_blind(self) -> bool:
+        """Return whether tensors are not watched, as new ones of the model, so that a write may be missed."""
+        return self.accesses is None or not self.accesses.watches(self.tensors)
 
     def has_unsent(self) -> bool:
         """Return whether the host has weights that the training program lacks, without recording edits.

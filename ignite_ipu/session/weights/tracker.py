@@ -48,7 +48,7 @@ class Weights:
         if training:
             self.detector.watch_training()
         elif self.programs.training is None:
-            self.detector.watch_parameters()
+            self.detector.watch_evaluation()
 
     def include(self, step: nn.Module) -> bool:
         """Include the tensors of a training program's module beside the model: a loss's buffers and parameters.
@@ -66,7 +66,7 @@ class Weights:
             self.host.is_stale = False
             self.host.counters.advance()
         if self.programs.training is None and self._hooks.follower.records:
-            self.detector.watch_parameters()
+            self.detector.watch_evaluation()
         elif not self.programs.inference:
             self.detector.unwatch()
 
@@ -113,12 +113,11 @@ class Weights:
     def notice_edits(self) -> bool:
         """Find out whether the host's weights were written, and return it.
 
-        Looks at every tensor if one was accessed since the last time. Otherwise it looks at the buffers if there is no
-        training program, and at nothing if there is one.
+        Looks at every tensor if one was accessed since the last time, and at nothing otherwise.
         """
         detector = self.detector
         untouched = detector.accesses is not None and not detector.accesses.any
-        if untouched and (self.programs.training is not None or not detector.is_silently_edited()):
+        if untouched and (self.programs.training is not None or not detector.is_blind()):
             return False
         found = detector.find()
         if found is None:

@@ -151,7 +151,7 @@ def test_a_value_is_not_the_one_before_a_write_that_came_first():
     """The detached tensor comes after the write, which the tracker has not been told of."""
     model = network()
     weights = Weights(model)
-    weights.detector.watch_parameters()
+    weights.detector.watch_evaluation()
     for number, parameter in enumerate(list(model.parameters())[:2]):
         before = plain(parameter).clone()
         if number == 1:
