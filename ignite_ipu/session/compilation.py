@@ -7,6 +7,7 @@ from typing import Any, Sequence, Tuple
 from ignite_ipu.capabilities.traced import NO_FUNCTION, VALUE_OF_WRITTEN
 from ignite_ipu.errors import SessionError, listed, logger
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
+from ignite_ipu.program.guards.decisions import Decisions
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.retrace import Retrace
 from ignite_ipu.program.host_call import HostCall
@@ -23,18 +24,19 @@ _AVERAGED = (
 )
 
 
-def traced_on_host(source: ProgramSource, leaves: Sequence[Any]) -> Tuple[PythonState, HostTrace]:
+def traced_on_host(source: ProgramSource, leaves: Sequence[Any], before: Decisions) -> Tuple[PythonState, HostTrace]:
     """Return the Python values that a module reads, and the results of a call of it on the host.
 
     Args:
         source: The parts of a program.
         leaves: Arguments of the device call that it was compiled for.
+        before: The values that its code read before it was compiled.
     """
     step, resolved = source.step, source.resolved
     call = HostCall(step, leaves, resolved.micro_batches)
     retrace = Retrace(call, step.python_state)
     # Imports of the trace, for example, were absent before.
-    python, kept = step.python_state(), ModuleAttributes(step)
+    python, kept = before.state if before.are_current else step.python_state(), ModuleAttributes(step)
     trace = HostTrace(retrace, counted_by_norms(step))
     try:
         varying = retrace.begin(python, step.is_tried, step.leaves_behind, source.effects.first_operations())

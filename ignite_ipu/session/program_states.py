@@ -130,7 +130,8 @@ class Wrapped(_NotCompiled):
         hooks.fire(IPUEvents.COMPILE_STARTED)
         # The flags of the user's model are read while it is traced, and wrapping does not set them.
         step.train(source.kind.training)
-        attributes = step.python_state()
+        decisions = source.effects.decisions()
+        attributes = decisions.state
         before, kept = attributes.values(), ModuleAttributes(step)
         try:
             self._compile(leaves)
@@ -145,7 +146,7 @@ class Wrapped(_NotCompiled):
         settled = attributes.changed(traced)
         changed = [name for name in attributes.changed(before) if name not in settled]
         kept.put_back(kept=step.computed.names(step))
-        python, trace = traced_on_host(source, leaves)
+        python, trace = traced_on_host(source, leaves, decisions)
         if source.on_trace is not None and trace.varying:
             source.on_trace(changes_in_every_call(step.model, trace.varying), trace.retrace.only_keeps)
         check_compiled(source, trace, self.own_statistics)

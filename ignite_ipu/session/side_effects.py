@@ -16,6 +16,7 @@ from ignite_ipu.program.forward.integer_buffers import CARRIED
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.forward.randomness import draw_from, draws_put_back, host_random_state
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
+from ignite_ipu.program.guards.decisions import Decisions
 from ignite_ipu.program.guards.retrace import FirstCallRecorder, Operation
 from ignite_ipu.program.micro_batches import first_micro_batch
 from ignite_ipu.program.step import BatchStep
@@ -38,6 +39,7 @@ class SideEffects:
         self._buffers: List[Sequence[str]] = []  # empty until they are known
         # Those of the first call, if it has changed nothing and is to be compared with the next one.
         self._operations: Optional[List[Operation]] = None
+        self._decisions: Optional[Decisions] = None  # before the first call
         self._computed_from: Tuple[int, int] = (-1, -1)  # the weights that attributes were computed from last
 
     def set_up(self, leaves: Sequence[Any], refuse: Callable[[str], None], ahead: bool = False) -> None:
@@ -70,9 +72,11 @@ class SideEffects:
             return result
 
         try:
+            # With the model's own weights, so that it may be of use to later ones.
+            self._decisions = Decisions(step.model, *step.beside)
             with step.host_weights.put_into(step) as (variable, _, _):
                 known, assignments = named_tensors(step.model).keys(), Assignments(step.model)
-                found = set_once(step.model, call, recorder, *step.beside)
+                found = set_once(step.model, call, recorder, self._decisions)
                 made = [
                     name
                     for name, each in named_tensors(step.model).items()
@@ -110,6 +114,11 @@ class SideEffects:
         """Return the operators of the call of `set_up`, once, if it has changed nothing; None otherwise."""
         operations, self._operations = self._operations, None
         return operations
+
+    def decisions(self) -> Decisions:
+        """Return the values that the code reads now: those from before the call of `set_up`, once, if none changed."""
+        known, self._decisions = self._decisions, None
+        return known if known is not None and known.are_current else Decisions(self._step.model, *self._step.beside)
 
     def carry_integers(self, leaves: Sequence[Any], several_ipus: bool) -> None:
         """Have the buffers of integers carried that a call writes, before PopTorch wraps the step.

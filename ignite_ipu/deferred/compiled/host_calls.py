@@ -44,6 +44,7 @@ from ignite_ipu.program.forward.number_formats import refuse_lacked_formats
 from ignite_ipu.program.forward.randomness import GENERATORS, draw_from, host_random_state
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.function_mode import FunctionGuard
+from ignite_ipu.program.guards.decisions import Decisions
 from ignite_ipu.program.guards.python_state import PythonState, named_by
 from ignite_ipu.program.guards.retrace import OperatorRecorder, Retrace
 from ignite_ipu.program.module_state import REGISTRATIONS
@@ -445,7 +446,7 @@ def call_first(
                 # So a value that it keeps for later calls is distinguished from a constant.
                 with torch.set_grad_enabled(model.training and torch.is_grad_enabled()):
                     if session.training is None:
-                        found = set_once(model, call_once, named=named)
+                        found = set_once(model, call_once, decisions=Decisions(model, named=named))
                     else:
                         with given, WeightWriteGuard(model):
                             model(*args, **kwargs)

@@ -7,7 +7,7 @@ anything is compiled, and programs begin with the values that it has set.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from torch import nn
@@ -18,7 +18,6 @@ from ignite_ipu.program.forward.module_attributes import SCALARS, ModuleAttribut
 from ignite_ipu.program.forward.randomness import draw_from, host_random_state
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard, written_by
 from ignite_ipu.program.guards.decisions import Decisions
-from ignite_ipu.program.guards.names import Named
 from ignite_ipu.program.guards.retrace import FirstCallRecorder
 from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.program.tensors.trees import tensors_in
@@ -53,8 +52,7 @@ def set_once(
     model: nn.Module,
     call: Callable[[], Any],
     recorder: Optional[FirstCallRecorder] = None,
-    *others: Any,
-    named: Optional[Named] = None,
+    decisions: Optional[Decisions] = None,
 ) -> SetOnce:
     """Call a model for the first time, and return the values that only this call sets.
 
@@ -64,13 +62,12 @@ def set_once(
         model: The model.
         call: Calls it on the host, up to three times.
         recorder: The context in which it does so, if it has one.
-        *others: Functions and objects that are called beside the model, such as a loss.
-        named: The values that the code reaches by names, if looked up.
+        decisions: The values that the code decides by, of what is called beside the model, too, if looked up.
 
     Raises:
         SessionError: Each call writes into weights, or the first one returns another result than later ones.
     """
-    return _FirstCalls(model, call, recorder, others, named).set_once()
+    return _FirstCalls(model, call, recorder, decisions or Decisions(model)).set_once()
 
 
 class _FirstCalls:
@@ -79,11 +76,9 @@ class _FirstCalls:
         model: nn.Module,
         call: Callable[[], Any],
         recorder: Optional[FirstCallRecorder],
-        others: Sequence[Any],
-        named: Optional[Named],
+        decisions: Decisions,
     ) -> None:
-        self._model, self._call, self._recorder = model, call, recorder
-        self._others, self._decisions = others, Decisions(model, *others, named=named)
+        self._model, self._call, self._recorder, self._decisions = model, call, recorder, decisions
         with DisableTorchFunctionSubclass():
             self._tensors = {name: each for name, each in named_tensors(model).items() if not is_lazy(each)}
             self._memory = {name: torch.Tensor.detach(each) for name, each in self._tensors.items()}
@@ -116,7 +111,7 @@ class _FirstCalls:
             self._restore({})
             return SetOnce({}, [])
         # With the objects that the first call has made.
-        later = Decisions(self._model, *self._others) if decisions else self._decisions
+        later = self._decisions.again() if decisions else self._decisions
         second, _ = self._recorded()
         counted = [name for name in later.changed() if name in decisions] if decisions else []
         again = attributes_after.differing(ModuleAttributes(self._model))

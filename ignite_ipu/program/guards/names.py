@@ -106,6 +106,8 @@ class Named:
         owners: Owner of each place (a dictionary, a cell, a class or an object) with its name there, and the globals
             that code sets.
         objects: The objects in which names were looked up.
+        classes: The user's own classes in which they were.
+        absent: Names of modules that code imports and that were not imported yet.
         names: All names that the user's code reads, and its string literals, which may be for `getattr`.
         iterators: The iterators and random generators among the values.
         functions: The user's functions that were found.
@@ -118,6 +120,7 @@ class Named:
         self.owners: List[Tuple[Any, str]] = []
         self.names: Set[str] = set()
         self.iterators: List[Any] = []
+        self.absent: List[str] = []
         self.functions: List[FunctionType] = []
         self._known: Set[Tuple[int, str]] = set()
         # Inspected objects are kept during the inspection: another object would get their `id`.
@@ -138,6 +141,7 @@ class Named:
         with contextlib.suppress(_LastFound):
             self._search(parts)
         self.objects: List[Any] = [found for _, found in self._objects]
+        self.classes: List[type] = [*dict.fromkeys(chain.from_iterable(self._own.values()))]
 
     def values(self) -> Iterator[Tuple[str, Any]]:
         """Yield the current value at each place, and of each setting, with its name."""
@@ -249,7 +253,10 @@ class Named:
         parents = [package.rsplit(".", level)[0] + "." for level in range(package.count(".") + 1)] if package else []
         for name in sorted(loaded_by(code, "IMPORT_NAME", "IMPORT_FROM")):
             for parent in ("", *parents):
-                self._visit(parent + name, sys.modules.get(parent + name))
+                module = sys.modules.get(parent + name)
+                if module is None:
+                    self.absent.append(parent + name)
+                self._visit(parent + name, module)
 
     def _give(self, function: Any, owner: Any, *where: str) -> None:
         """Note the arguments that a function has been given before it is called."""

@@ -264,6 +264,13 @@ class PythonState:
         watched, in_turn = self._watched, next(self._turns)
         return (watched is None or watched.same) and (in_turn is None or in_turn.same)
 
+    @property
+    def is_untouched(self) -> bool:
+        """True if all that leads to values is the same, in all modules at once."""
+        if any(self._hookless) or not all(map(operator.is_, self.leading(), self._leading)):
+            return False
+        return self.complete and all(tables.same for tables in self._in_turns)
+
     def leading(self) -> List[Any]:
         """Return the objects that lead to values now."""
         return [read() for read in self._leads]

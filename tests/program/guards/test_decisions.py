@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, List
 
@@ -125,9 +127,9 @@ def test_a_flag_is_found_where_it_is(change: Any, names: List[str], monkeypatch:
     try:
         model = Model(change)
         before = Decisions(model)
-        assert before.changed() == []
+        assert before.changed() == [] and before.are_current
         model(X)
-        assert before.changed() == names
+        assert before.changed() == names and not before.are_current
         after = Decisions(model)
         model(X)
         assert after.changed() == []
@@ -150,3 +152,53 @@ def test_tensors_and_iterators_are_no_flags(change: Any) -> None:
     before = Decisions(model)
     model(X)
     assert before.changed() == []
+
+
+def in_its_own_class(model: Any) -> None:
+    if not getattr(type(model), "is_later", False):
+        type(model).is_later = True
+
+
+def by_an_import(model: Any) -> None:
+    import imported_later  # noqa: F401
+
+
+def as_another_weight(model: Any) -> None:
+    model.layer.weight = nn.Parameter(torch.ones(1, 1))
+
+
+def as_another_layer(model: Any) -> None:
+    model.layer = nn.Linear(1, 1)
+
+
+def as_an_attribute_of_a_layer(model: Any) -> None:
+    model.layer.later = True
+
+
+@pytest.mark.parametrize(
+    "change", [in_its_own_class, by_an_import, as_another_weight, as_another_layer, as_an_attribute_of_a_layer]
+)
+def test_what_a_search_would_find_elsewhere(change: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A later search has another result, though no flag is set."""
+    (tmp_path / "imported_later.py").write_text("BEGUN = False")
+    monkeypatch.syspath_prepend(tmp_path)
+    model: Any = Model(change)
+    model.layer = nn.Linear(1, 1)
+    before = Decisions(model)
+    assert before.are_current
+    try:
+        model(X)
+        assert not before.are_current
+    finally:
+        sys.modules.pop("imported_later", None)
+        if "is_later" in vars(Model):
+            del Model.is_later  # type: ignore[attr-defined]
+
+
+def test_many_layers_are_all_looked_at() -> None:
+    model = nn.Sequential(*[nn.Linear(1, 1) for _ in range(200)])
+    before = Decisions(model)
+    model(X)
+    assert before.are_current
+    model[199].later = True  # type: ignore[assignment]
+    assert not before.are_current
