@@ -17,9 +17,9 @@ from torch.utils.data import IterableDataset
 from ignite_ipu.engines.resume.position import RewindableSampler
 from ignite_ipu.errors import LoaderError, RowsError, logger
 from ignite_ipu.program.ignored_warnings import ignored_warnings
-from ignite_ipu.program.micro_batches import NotJoined, join_to_show
+from ignite_ipu.program.micro_batches import NotJoined, cut_shown, join_to_show
 from ignite_ipu.program.tensors.rows import row_count, row_range
-from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
+from ignite_ipu.program.tensors.trees import PLAIN, map_tensors, opened, opened_record
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 
@@ -32,7 +32,7 @@ class MicroBatches(List[Any]):
     """
 
     joined: Optional[Any] = None
-    _versions: Sequence[int] = ()
+    _seen: Sequence[Any] = ()
 
     def show(self) -> Any:
         """Return the `state.batch` of handlers."""
@@ -41,20 +41,25 @@ class MicroBatches(List[Any]):
                 self.joined = join_to_show(self)
             except NotJoined:
                 self.joined = self
-            self._versions = _versions(self.joined)
+            self._seen = _seen_in(self.joined)
         return self.joined
+
+    def parts(self) -> Sequence[Any]:
+        """Return the batches, with the memory that handlers had: PyTorch does not count each write into it."""
+        return self if self.joined is None or self.joined is self else cut_shown(self.joined, self)
 
     def as_changed(self, shown: Any) -> Optional[MicroBatches]:
         """Return the micro-batches of the result of `show` after handlers changed it, None if they did not.
 
         It is cut where these batches begin.
         """
-        if shown is self or (shown is self.joined and _versions(shown) == self._versions):
+        if shown is self or (shown is self.joined and _alike(_seen_in(shown), self._seen)):
             return None
-        changed, start = MicroBatches(), 0
         if isinstance(shown, MicroBatches):
-            changed += shown
-            return changed
+            return MicroBatches(shown)
+        with contextlib.suppress(NotJoined):
+            return MicroBatches(cut_shown(shown, self))
+        changed, start = MicroBatches(), 0
         if row_count(shown) != sum(map(row_count, self)):
             raise LoaderError(
                 f"A handler has put {row_count(shown)} rows into state.batch, which held the "
@@ -67,9 +72,30 @@ class MicroBatches(List[Any]):
         return changed
 
 
-def _versions(value: Any) -> List[int]:
+def _seen_in(value: Any) -> List[Any]:
+    """Return the keys and leaves of a batch, each tensor with the number of its writes."""
     with DisableTorchFunctionSubclass():
-        return [0 if tensor.is_inference() else version_of(tensor) for tensor in tensors_in(value)]
+        return list(_entries(value))
+
+
+def _entries(value: Any) -> Iterator[Any]:
+    if isinstance(value, torch.Tensor):
+        yield 0 if value.is_inference() else version_of(value)
+    container = None if isinstance(value, torch.Tensor) else opened(value) or opened_record(value)
+    if container is None:
+        yield value
+        return
+    yield from container.keys
+    for part in container.parts:
+        yield from _entries(part)
+
+
+def _alike(now: Sequence[Any], before: Sequence[Any]) -> bool:
+    return len(now) == len(before) and all(map(_is_same, now, before))
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    return now is before or (type(now) in PLAIN and type(now) is type(before) and bool(now == before))
 
 
 @dataclasses.dataclass

@@ -76,7 +76,7 @@ class Preparing:
         known = self._known(batch)
         if known is not None:
             return known
-        parts += map(self._one, batch)
+        parts += map(self._one, batch.parts())
         try:
             x, y = (join(part, name) for part, name in zip(zip(*parts), "xy"))
         except NotJoined as error:
@@ -88,7 +88,7 @@ class Preparing:
     ) -> Tuple[List[Tuple[Any, Any]], Optional[Tuple[Any, Any]]]:
         """Return inputs and targets of each micro-batch, and those of all where they are joined already."""
         if type(batch) is MicroBatches:
-            return list(map(self._one, batch)), self._known(batch)
+            return list(map(self._one, batch.parts())), self._known(batch)
         x, y = self._one(batch)
         return list(_cut(x, y, program)), (x, y)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import numbers
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -63,6 +63,41 @@ def join_to_show(micro_batches: Sequence[Any]) -> Any:
     have made them of all samples.
     """
     return micro_batches[0] if len(micro_batches) == 1 else _Joining(_stacked, to_show=True).join(micro_batches, "")
+
+
+def cut_shown(shown: Any, micro_batches: Sequence[Any]) -> List[Any]:
+    """Return the part of each micro-batch in a result of `join_to_show`, in which code may have put other values.
+
+    Raises:
+        NotJoined: It has other keys, or another number of rows, than they have together.
+    """
+    first, rows = micro_batches[0], list(map(_rows, micro_batches))
+    if None not in rows:
+        ends = list(itertools.accumulate(rows))
+        if _rows(shown) != ends[-1]:
+            raise NotJoined(f"A value of the batch has {_rows(shown) or 'no'} rows, in the place of {ends[-1]}")
+        return [shown[start:end] for start, end in zip([0, *ends], ends)]
+    if isinstance(shown, torch.Tensor) and shown.dim():
+        return _cut_numbers(shown, micro_batches)
+    opens = [opened(each) or opened_record(each) for each in (shown, *micro_batches)]
+    containers = [each for each in opens if each is not None]
+    if not containers:
+        return list(micro_batches) if shown is first else [shown] * len(micro_batches)
+    container, *others = containers
+    if len({(each.keys, len(each.parts)) for each in containers}) > 1 or len(containers) < len(opens):
+        raise NotJoined("The batch has other keys, or another length, than its micro-batches")
+    columns = [cut_shown(part, column) for part, column in zip(container.parts, zip(*[each.parts for each in others]))]
+    return list(map(container.maker(), zip(*columns))) if columns else list(micro_batches)
+
+
+def _cut_numbers(shown: torch.Tensor, numbers: Sequence[Any]) -> List[Any]:
+    """Return the number of each micro-batch: its own, of full precision, where the tensor of all still has it."""
+    if len(shown) != len(numbers) or not all(isinstance(each, (float, int, torch.Tensor)) for each in numbers):
+        raise NotJoined(f"A tensor of shape {tuple(shown.shape)} is in the place of {len(numbers)} values")
+    if all(isinstance(each, torch.Tensor) for each in numbers):
+        return list(shown)
+    pairs = zip(numbers, shown.tolist(), _stacked(numbers).tolist())
+    return [number if now == then else now for number, now, then in pairs]
 
 
 def joined_or_listed(micro_batches: Sequence[Any]) -> Any:
@@ -196,6 +231,13 @@ def _named(value: Any) -> str:
 
 def _stacked(values: Sequence[Any]) -> torch.Tensor:
     return PerMicroBatch(values).tensor()
+
+
+def _rows(value: Any) -> Optional[int]:
+    """Return the number of rows that `join_to_show` joins a value by; None for a value that has none."""
+    if isinstance(value, torch.Tensor):
+        return value.shape[0] if value.dim() else None
+    return len(value) if _has_rows(value) else None
 
 
 def _has_rows(value: Any) -> bool:

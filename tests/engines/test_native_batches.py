@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
 from ignite.metrics import Accuracy, Loss
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset, default_collate
 
 from ignite_ipu import create_ipu_averages_evaluator, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.errors import BatchError
@@ -350,26 +352,65 @@ def test_rows_need_not_be_samples(sizes, steps):
     assert create_ipu_evaluator(model, metrics()).run(loader).metrics == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("change", ["in place", "another"])
-def test_a_handler_that_changes_the_batch_has_its_way(change, caplog):
-    """It sees the rows of the whole call, and a warning explains that."""
+def another_batch(engine, key):
+    batch = copy.copy(engine.state.batch)
+    batch[key] = batch[key] * 0.5
+    engine.state.batch = batch
 
-    def halve(engine):
-        x, y = engine.state.batch
-        if change == "in place":
-            x.mul_(0.5)
-        else:
-            engine.state.batch = x * 0.5, y
 
-    def run(create, **settings):
+def another_entry(engine, key):
+    engine.state.batch[key] = engine.state.batch[key] * 0.5
+
+
+def in_place(engine, key):
+    engine.state.batch[key].mul_(0.5)
+
+
+def through_data(engine, key):
+    engine.state.batch[key].data.mul_(0.5)
+
+
+def through_an_array(engine, key):
+    engine.state.batch[key].numpy()[...] *= 0.5
+
+
+class Described(Dataset):
+    """Samples with a number, and with their class in a text."""
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        x, y = task(16)[index]
+        return {"x": x, "text": str(int(y)), "share": index // 4 / 3}
+
+
+def described(batch, **_):
+    return batch["x"] * batch["share"][0], torch.tensor(list(map(int, batch["text"])))
+
+
+@pytest.mark.parametrize("change", [another_batch, another_entry, in_place, through_data, through_an_array])
+@pytest.mark.parametrize("data", [task(16), Described()], ids=["pairs", "structures"])
+def test_a_handler_that_changes_the_batch_has_its_way(change, data, caplog):
+    """It sees the rows of the whole call, and a warning explains that where PyTorch counts its write."""
+    key, prepare = (0, {}) if isinstance(data, TensorDataset) else ("x", {"prepare_batch": described})
+
+    def run(create, create_evaluator, **several):
         model, optimizer = pair()
-        trainer = create(model, optimizer, CROSS_ENTROPY, gradient_accumulation_steps=2, **settings)
-        trainer.add_event_handler(Events.ITERATION_STARTED, halve)
-        trainer.run(DataLoader(task(), batch_size=4), max_epochs=2)
-        return model
+        trainer = create(model, optimizer, CROSS_ENTROPY, gradient_accumulation_steps=2, **prepare)
+        evaluator = create_evaluator(model, {"loss": Loss(CROSS_ENTROPY)}, **several, **prepare)
+        for engine in (trainer, evaluator):
+            engine.add_event_handler(Events.ITERATION_STARTED, change, key)
+        trainer.run(DataLoader(data, batch_size=4), max_epochs=2)
+        return model, evaluator.run(DataLoader(data, batch_size=4)).metrics["loss"]
 
-    assert_same_weights(run(create_ipu_trainer), run(create_supervised_trainer))
-    assert caplog.text.count("A handler has changed state.batch, which holds the rows of the 2 micro-batches") == 1
+    native, loss = run(create_supervised_trainer, create_supervised_evaluator)
+    model, found = run(create_ipu_trainer, create_ipu_evaluator, device_iterations=2)
+    assert_same_weights(model, native)
+    assert found == pytest.approx(loss, rel=1e-5)
+    counted = change not in (through_data, through_an_array)
+    told = caplog.text.count("A handler has changed state.batch, which holds the rows of the 2 micro-batches")
+    assert told == 2 * counted
 
 
 class Lines(IterableDataset):

@@ -14,6 +14,7 @@ from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.micro_batches import (
     NotJoined,
     PerMicroBatch,
+    cut_shown,
     holds_numbers,
     join,
     join_results,
@@ -94,8 +95,23 @@ def test_objects_with_hidden_tensors_are_not_taken_for_alike() -> None:
 
 def test_what_handlers_see() -> None:
     """Lists of strings and arrays have rows, too; numbers are a tensor where they differ."""
-    joined = join_to_show([{"text": ["a", "b"], "x": np.zeros(2), "n": 1}, {"text": ["c"], "x": np.ones(1), "n": 2}])
-    assert joined["text"] == ["a", "b", "c"] and joined["x"].tolist() == [0, 0, 1] and joined["n"].tolist() == [1, 2]
+    parts = [{"text": ["a", "b"], "x": np.zeros(2), "n": 0.1}, {"text": ["c"], "x": np.ones(1), "n": 2.0}]
+    joined = join_to_show(parts)
+    assert joined["text"] == ["a", "b", "c"] and joined["x"].tolist() == [0, 0, 1]
+    torch.testing.assert_close(joined["n"], torch.tensor([0.1, 2]))
+    again = cut_shown(joined, parts)
+    assert [{**part, "x": part["x"].tolist()} for part in again] == [
+        {**part, "x": part["x"].tolist()} for part in parts
+    ]
+    joined["text"][2], joined["x"], joined["n"][1] = "d", joined["x"] + 1, 5
+    changed = cut_shown(joined, parts)
+    assert [(part["text"], part["x"].tolist(), part["n"]) for part in changed] == [
+        (["a", "b"], [1, 1], 0.1),
+        (["d"], [2], 5),
+    ]
+    for other in ({**joined, "x": np.zeros(4)}, {**joined, "n": torch.zeros(3)}, {"x": joined["x"]}):
+        with pytest.raises(NotJoined, match=r"of the batch has 4 rows, in the place of 3|place of 2 values|other keys"):
+            cut_shown(other, parts)
 
 
 def test_results_without_dimensions_are_stacked() -> None:
