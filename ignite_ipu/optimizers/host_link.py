@@ -26,11 +26,10 @@ class Link(Protocol):
     @property
     def settings(self) -> Any: ...
     @property
-    def loaded(self) -> bool: ...
-    @property
     def is_current(self) -> bool: ...
     def changes(self) -> Sequence[Any]: ...
     def expect_changes(self, names: Iterable[str]) -> None: ...
+    def has_unsent(self) -> bool: ...
     def push(self, executor: Optional[Executor] = None) -> Sequence[Any]: ...
     def stepped(self, updates: int) -> None: ...
     def refresh_state(self) -> None: ...
@@ -85,11 +84,9 @@ class HostLink:
 
     Attributes:
         steps: Counted updates so far.
-        loaded: Whether a state was loaded that a device has yet to take: never.
         is_current: Whether there is nothing to send: always.
     """
 
-    loaded = False
     is_current = True
 
     def __init__(self, updates: HostUpdates) -> None:
@@ -101,6 +98,10 @@ class HostLink:
 
     def expect_changes(self, names: Iterable[str]) -> None:
         """Do nothing: all numbers of the optimizer are the host's."""
+
+    def has_unsent(self) -> bool:
+        """Return whether a device has yet to take some state: never."""
+        return False
 
     def push(self, executor: Optional[Executor] = None) -> Tuple[()]:
         """Send nothing: the device makes no update."""

@@ -166,6 +166,7 @@ class OptimizerLink:
 
     def replace_state(self, state: Any) -> None:
         self._check_shown()
+        self.refresh_state()  # to be found without the device, if a fault comes before it is sent
         self._shown.replace(state)
 
     def load_state(self, load: Callable[[Dict[str, Any]], None], state_dict: Dict[str, Any]) -> None:
@@ -191,9 +192,10 @@ class OptimizerLink:
         """The hyper-parameters that the device was told last."""
         return self._numbers.told
 
-    @property
-    def loaded(self) -> bool:
-        """True if a state was loaded that the device has not trained with yet."""
+    def has_unsent(self) -> bool:
+        """Return whether code has loaded or written state that the device has not trained with yet."""
+        if self._shown.seen is not None:
+            self._send_edits()
         return self._device.loaded
 
     def tell(self, executor: Executor, settings: Settings) -> None:

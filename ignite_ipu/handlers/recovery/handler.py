@@ -225,7 +225,12 @@ class _GuardedTraining:
         compiled = program.compiled is not None
         if not compiled:
             replay.take()  # of the host's values: there are no moments to be read before the program is loaded
-        elif replay.snapshot is None or session.weights.programs.training_is_stale or link.loaded or not program.ready:
+        elif (
+            replay.snapshot is None
+            or session.weights.programs.training_is_stale
+            or link.has_unsent()
+            or not program.ready
+        ):
             # Before values of the host are sent: a fault during the copy loses values that only the device has.
             self._take_snapshot()
 

@@ -99,7 +99,7 @@ class Replay:
             # Once, should this fail and be tried again: going back sets the host, too.
             self._set_by_host = (
                 weights.read() if weights.detector.has_unsent() else None,
-                link.read() if link.loaded else None,
+                link.read() if link.has_unsent() else None,
             )
         self.put_back(link.steps)
         newest = link.settings

@@ -712,7 +712,7 @@ def test_reading_the_optimizers_state_sends_nothing() -> None:
         optimizer.zero_grad()
         assert len(optimizer.state_dict()["state"]) == len(optimizer.state) == 4
         capture = captured(model)
-        assert capture is not None and capture.session.link is not None and not capture.session.link.loaded
+        assert capture is not None and capture.session.link is not None and not capture.session.link.has_unsent()
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])

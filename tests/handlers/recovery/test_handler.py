@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import copy as copy_module
 import functools
 import gc
@@ -15,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu import IPUEvents, create_ipu_averages_evaluator, create_ipu_trainer
+from ignite_ipu import IPUEvents, create_ipu_averages_evaluator, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.checkpoints import CheckpointError, read_checkpoint
 from ignite_ipu.errors import RecoveryError
 from ignite_ipu.handlers import Recovery
@@ -183,6 +185,50 @@ def test_weights_edited_between_two_calls_are_part_of_the_repetition(tmp_path, c
             trainer.run(LOADER)
         results.append(model)
     assert_same_weights(*results, rtol=0, atol=0)
+
+
+def write_state(optimizer):
+    for slots in optimizer.state.values():
+        slots["momentum_buffer"].data.mul_(-0.5)
+
+
+def put_tensors(optimizer):
+    for slots in optimizer.state.values():
+        slots["momentum_buffer"] = slots["momentum_buffer"] * -0.5
+
+
+def replace_state(optimizer):
+    shared = {key: {"momentum_buffer": slots["momentum_buffer"] * -0.5} for key, slots in optimizer.state.items()}
+    optimizer.state = collections.defaultdict(dict, shared)
+
+
+def clear_state(optimizer):
+    optimizer.state.clear()
+
+
+@pytest.mark.parametrize("write", [write_state, put_tensors, replace_state, clear_state])
+def test_state_written_between_two_calls_is_part_of_the_repetition(tmp_path, write):
+    """As eager PyTorch trains; a fault comes two calls later, and one while an evaluation takes the weights."""
+    trainer, model, optimizer = trainer_of()
+    evaluator = create_ipu_evaluator(model)
+    Recovery(tmp_path, every=100, backoff=0.0).attach(trainer)
+
+    def write_and_evaluate():
+        write(optimizer)
+        with poptorch.inject_faults({}, copies={0: poptorch.Fault("IPU_RESET")}):
+            evaluator.run(LOADER)
+
+    with contextlib.ExitStack() as later:
+        trainer.add_event_handler(Events.ITERATION_COMPLETED(once=3), write_and_evaluate)
+        trainer.add_event_handler(Events.ITERATION_COMPLETED(once=5), lambda: later.enter_context(faults(0)))
+        trainer.run(LOADER)
+    assert trainer.state.recovery.faults == 2 and trainer.state.recovery.replayed_calls >= 2
+    native, optimizer = pair(momentum=0.9)
+    for iteration, batch in enumerate(LOADER, 1):
+        train_natively(native, optimizer, [batch])
+        if iteration == 3:
+            write(optimizer)
+    assert_same_weights(model, native)
 
 
 class LoadsAsItGoes:
