@@ -5,14 +5,15 @@ The limit is the same loop over the same calls, which records two results in PyT
 results that they return, and whether gradients are complete, decide what the next one does. It checks the things that
 change without notice and that no loop may miss: the called functions and the shapes and types of their arguments, by
 which the program is chosen; the Python values of the model's code and its modes; writes into the batch;
-hyper-parameters; and gradients on the host. Nothing in it is general: it knows its only model, optimizer and loss.
+hyper-parameters; the parameters in the optimizer's groups; and gradients on the host. It notes the line of each call,
+which later errors name. Nothing in it is general: it knows its only model, optimizer and loss.
 """
 
 from __future__ import annotations
 
 import operator
 import statistics
-from typing import Any, Callable, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 from unittest import mock
 
 import torch
@@ -23,6 +24,7 @@ from accelerate.state import AcceleratorState, GradientState
 from ignite_ipu import IPUAccelerator, backend
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.tensors.raw import gradient_of
+from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, make_wrapper_subclass, version_of
 from tests.benchmarks.measures import Measure, ratio_of_fresh, seconds
 from tests.benchmarks.models import Batch, batches, executor_of, perceptron, poptorch_loop, width_for
@@ -94,18 +96,20 @@ class Recorded(torch.Tensor):
 
     Attributes:
         call: The function, its arguments, and their versions.
+        line: The line that called it.
         value: The result, once it has been computed.
         step: Makes the device call of the pending losses.
     """
 
     call: Tuple[Any, ...]
+    line: Line
     value: torch.Tensor
     step: LeastStep
 
     @classmethod
     def of(cls, size: Tuple[int, ...], call: Tuple[Any, ...], step: LeastStep) -> Recorded:
         made: Recorded = make_wrapper_subclass(cls, size, dtype=torch.float32, device=torch.device("cpu"))
-        made.call, made.step = call, step
+        made.call, made.line, made.step = call, current_line(), step
         return made
 
     @classmethod
@@ -120,7 +124,7 @@ class Recorded(torch.Tensor):
         raise NotImplementedError
 
     def backward(self, **kwargs: Any) -> None:  # type: ignore[override]
-        self.step.pending.append(self)
+        self.step.pending.append((self, current_line()))
 
     def item(self) -> Any:
         return self.value.item()
@@ -133,7 +137,9 @@ class LeastStep:
         self.executor: Any = executor_of(module)
         self.executor(*example)  # which changes the classes of modules and parameters
         self.unchanged = Unchanged(module)
-        self.pending: List[Recorded] = []
+        self.pending: List[Tuple[Recorded, Line]] = []
+        self.used: Optional[Line] = None  # where an update has used gradients
+        self.held = [list(group["params"]) for group in self.unchanged.groups]
         self.state = GradientState()
         self._calls: List[Any] = []
         self._next = 0
@@ -157,11 +163,14 @@ class LeastStep:
 
     def step(self, closure: Any = None) -> None:
         if self.state.sync_gradients and closure is None:
-            (loss,) = self.pending
+            ((loss, _),) = self.pending
             output, y, version = loss.call
             x, before = output.call
             self.unchanged.check_step((x, y), [before, version])
+            for group, held in zip(self.unchanged.groups, self.held):
+                assert all(map(operator.is_, group["params"], held))
             loss.value = self.executor(x, y)
+            self.used = current_line()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         if self.state.sync_gradients and set_to_none:

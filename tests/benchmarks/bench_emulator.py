@@ -1,8 +1,9 @@
 """Cost of the emulator over plain PyTorch for the same work: forward, backward, and the optimizer's update.
 
 For whole-step compilation the limit is the time of the step's matrix products and convolutions and of its update, which
-goes through weights, gradients and velocities once. For inference it is PyTorch itself without its operators for whole
-layers, a look at the range of whole numbers and a copy of the result.
+goes through weights, velocities and the gradients that the products have just made. For inference it is PyTorch itself
+without its operators for whole layers. Both look at the range of whole numbers in the batch, which an IPU may lack, and
+copy the results, which are the caller's.
 Memory of training is measured in a process of its own.
 """
 
@@ -159,9 +160,7 @@ def inference(title: str, name: str) -> Measure:
                 result = model(x, y)
         finally:
             torch.backends.mha.set_fastpath_enabled(True)
-        for given in (x, y):
-            if given.dtype is torch.int64:
-                list(map(int, torch.aminmax(given)))
+        look_at_range(x, y)
         result.clone()
 
     works = [times(20, work) for work in (lambda: executor(x, y), eager, operators)]
@@ -172,19 +171,34 @@ def least_step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[
     """Return a function that computes the matrix products and convolutions of a training step, and its update."""
     found = Products()
     with found:
-        model(x, y).backward()
+        loss = model(x, y)
+        loss.backward()
     weights = [parameter.detach() for parameter in model.parameters()]
     gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in model.parameters()]
     velocities = list(map(torch.zeros_like, weights))
     numbers = {"lr": 1e-3, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0}
+    places = {weight.shape: place for place, weight in enumerate(weights)}
 
     def run() -> None:
+        look_at_range(x, y)
         with torch.no_grad():
+            made = list(gradients)
             for function, args, kwargs in found.calls:
-                function(*args, **kwargs)
-            fused_sgd_(weights, gradients, velocities, **numbers, nesterov=False, maximize=False, is_first_step=False)
+                results = function(*args, **kwargs)
+                for result in results if isinstance(results, tuple) else (results,):
+                    if result is not None and result.shape in places:  # it stays until the update
+                        made[places[result.shape]] = result
+            fused_sgd_(weights, made, velocities, **numbers, nesterov=False, maximize=False, is_first_step=False)
+            loss.clone()
 
     return run
+
+
+def look_at_range(*batch: torch.Tensor) -> None:
+    """Find the least and the largest whole number of each tensor of a batch."""
+    for given in batch:
+        if given.dtype is torch.int64:
+            list(map(int, torch.aminmax(given)))
 
 
 class Products(TorchDispatchMode):

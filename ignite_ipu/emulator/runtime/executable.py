@@ -125,8 +125,7 @@ class Executable:
             enabled = torch.is_grad_enabled()
             torch.set_grad_enabled(False)  # in a small model, the context manager takes as long as an operator
             try:
-                results = run(*inputs, *arguments[0])
-                return [narrowed(result.clone(memory_format=torch.contiguous_format)) for result in results]
+                return _copied(run(*inputs, *arguments[0]))
             finally:
                 torch.set_grad_enabled(enabled)
         with torch.no_grad(), self.random.drawn():
@@ -139,6 +138,12 @@ class Executable:
 
         The last `own` results of a micro-batch are in contiguous memory of their own, and no more needed by `run`.
         """
+        if self._is_one_pass:  # whose functions would be a large part of a small step
+            results = run(tuple(inputs), 0)
+            shared = len(results) - own
+            found = _copied(results[:shared])
+            update()
+            return [*found, *results[shared:]]
         batching = self.batching
         micro_batches = batching.cut(inputs)
         steps = range(batching.gradient_accumulation)
@@ -214,6 +219,11 @@ class Executable:
         own = {name: self.grouped[name].group_of(replica) for name in self.grouped}
         weights = [leaves[own.get(name, 0)] for name, leaves in self.leaves.items()]
         return (*weights, *(self.buffers[replica][name] for name in self.graph.buffers), *self.graph.constants)
+
+
+def _copied(results: Results) -> List[torch.Tensor]:
+    """Return results in contiguous memory of their own, in the types that the host sees."""
+    return [narrowed(result.clone(memory_format=torch.contiguous_format)) for result in results]
 
 
 def _copy(to: List[torch.Tensor], values: List[torch.Tensor]) -> None:
