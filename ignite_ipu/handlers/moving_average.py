@@ -67,13 +67,20 @@ class EMA:
             return
         self._updates_seen = count
         kept = (1.0 - self.momentum) ** passed
-        newest = self._source.state_dict()
-        parameters = dict(self.model.named_parameters())
-        for name, tensor in self.model.state_dict().items():
-            if name in parameters and tensor.is_floating_point():
-                tensor.mul_(kept).add_(newest[name], alpha=1.0 - kept)
+        # Tied weights have one name in the average, which may be any of theirs in the model.
+        newest = dict(self._source.named_parameters(remove_duplicate=False))
+        for name, average in self.model.named_parameters():
+            if average.is_floating_point() or average.is_complex():
+                average.mul_(kept).add_(newest[name], alpha=1.0 - kept)
             else:
-                tensor.copy_(newest[name])
+                average.copy_(newest[name])
+        buffers = dict(self._source.named_buffers(remove_duplicate=False))
+        for name, buffer in self.model.named_buffers():
+            newer = buffers.get(name)  # some models drop those that they compute anew, or make them of another shape
+            if newer is not None and newer.shape == buffer.shape:
+                buffer.copy_(newer)
+            elif newer is not None:
+                buffer.data = newer.detach().clone()
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the average and how many weight updates it has seen."""
