@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Hashable, List, Optional, Tuple, Union
 
 import torch
 from torch import nn
@@ -21,7 +21,9 @@ from ignite_ipu.optimizers.conversion import clipping_problem, convert_optimizer
 from ignite_ipu.optimizers.host_steps import warn_of_host_steps
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.evaluation_step import EvaluationStep
+from ignite_ipu.program.guards.values import Same
 from ignite_ipu.program.module_state import modes_kept, modes_of
+from ignite_ipu.program.objects import contents
 from ignite_ipu.program.tensors.trees import map_tensors
 from ignite_ipu.program.training_step import TrainingStep, find_loss
 from ignite_ipu.session.data_parallel import wrapped
@@ -29,6 +31,7 @@ from ignite_ipu.session.processes import connected
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.resolved import resolve
 from ignite_ipu.session.session import IPUSession
+from ignite_ipu.torch_names.modules import all_named_modules, has_parameters
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
@@ -266,10 +269,32 @@ def _same_loss(first: Any, second: Any) -> bool:
         return first.__code__ is second.__code__ and _same_values(_seen_by(first), _seen_by(second))
     if not isinstance(first, nn.Module) or not isinstance(second, nn.Module) or type(first) is not type(second):
         return False
-    if first.state_dict() or [*first.children()]:
+    if has_parameters(first) or has_parameters(second):
         return False
-    own = {name: value for name, value in vars(first).items() if not name.startswith("_")}
-    return own == {name: value for name, value in vars(second).items() if not name.startswith("_")}
+    return _described(first) == _described(second)
+
+
+def _described(loss: nn.Module) -> Dict[str, Hashable]:
+    """Return everything that a module without parameters computes from, comparable, by the modules in it."""
+    described: Dict[str, Hashable] = {}
+    for path, module in all_named_modules(loss):
+        held = {name: value for name, value in vars(module).items() if name not in ("_parameters", "_modules")}
+        held["_buffers"] = dict(held["_buffers"])  # a session may have given the module a dictionary of its own
+        described[path] = type(module), contents(held, _Values)
+    return described
+
+
+class _Values(Same):
+    """A tensor that is equal to others with the same values."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Values):
+            return False
+        mine, theirs = self.value, other.value
+        return mine is theirs or (mine.dtype is theirs.dtype and torch.equal(mine, theirs))
+
+    def __hash__(self) -> int:
+        return hash(self.value.shape)
 
 
 def _seen_by(function: FunctionType) -> List[Any]:

@@ -138,18 +138,41 @@ def test_a_batch_is_one_forward_whatever_the_trainers_calls_are(monkeypatch):
     torch.testing.assert_close(ipu_evaluate_batch(model, x), model(x).detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_loss_made_anew_is_the_same_loss(monkeypatch):
-    """Training functions make `nn.MSELoss()` at each call; that must not compile again."""
+class Scaled(nn.Module):
+    """A loss with a factor: a saved buffer, one that is not saved, an attribute, or that of a module within."""
+
+    def __init__(self, factor, kind):
+        super().__init__()
+        self.factor = factor
+        if kind == "tensor":
+            self.factor = torch.full((2,), factor)
+        elif kind == "within":
+            self.factor = 1.0
+            self.within = Scaled(factor, "number")
+        elif kind != "number":
+            del self.factor
+            self.register_buffer("factor", torch.full((2,), factor), persistent=kind == "saved")
+
+    def forward(self, output, y):
+        loss = ((output - y).abs() * self.factor).mean()
+        return loss + self.within(output, y) if "within" in self._modules else loss
+
+
+@pytest.mark.parametrize("kind", ["number", "tensor", "saved", "unsaved", "within"])
+def test_a_loss_made_anew_is_the_same_loss(monkeypatch, kind):
+    """Training functions make a loss at each call; that must not compile again, unless it computes another one."""
     monkeypatch.setenv("IGNITE_IPU_BACKEND", "emulator")
     model = nn.Linear(3, 2)
+    reference = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    programs = set()
-    for _ in range(3):
-        ipu_train_batch(model, optimizer, nn.MSELoss(), torch.randn(4, 3), target=torch.randn(4, 2))
-        programs.add(id(portable._programs_of(model).training.program))
-    assert len(programs) == 1
-    ipu_train_batch(model, optimizer, nn.MSELoss(reduction="sum"), torch.randn(4, 3), target=torch.randn(4, 2))
-    assert id(portable._programs_of(model).training.program) not in programs
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1)
+    programs = []
+    for factor in (0.5, 0.5, 2.0, 2.0):
+        x, y = torch.randn(4, 3), torch.randn(4, 2)
+        _, loss = ipu_train_batch(model, optimizer, Scaled(factor, kind), x, target=y)
+        assert loss.item() == pytest.approx(plain_step(reference, plain, Scaled(factor, kind), x, y), rel=1e-5)
+        programs.append(portable._programs_of(model).training.program)
+    assert programs[0] is programs[1] is not programs[2] is programs[3]
 
 
 def test_momentum_survives_another_loss(monkeypatch):
