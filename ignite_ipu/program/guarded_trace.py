@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator
+from typing import Any, Iterator, Sequence, Tuple
 from unittest import mock
 
 from torch import nn
@@ -32,7 +32,8 @@ def guarded(step: BatchStep, training: bool = False) -> Iterator[bool]:
     if traced:
         with contextlib.ExitStack() as stack:
             stack.enter_context(EAGER)
-            _refuse_counting(step.model)
+            modules = all_named_modules(step.model)
+            _refuse_counting(modules)
             stack.enter_context(step.integers.on_device(step))
             if training:
                 stack.enter_context(own_backwards_refused())
@@ -42,7 +43,7 @@ def guarded(step: BatchStep, training: bool = False) -> Iterator[bool]:
             declared = declared_as_tracing(None if training else step.is_recorded)
             last = GradientHookGuard() if training else StatisticsWritten()
             with FunctionContexts(constants, Equivalents(), HostTensorsMovedIn(), last), declared:
-                with without_checkpointing(training), without_generation_cache(step.model):
+                with without_checkpointing(training), without_generation_cache([each for _, each in modules]):
                     yield True
             if constants.refusal is not None:
                 raise constants.refusal  # PyTorch has the value, and runs no handler of the error
@@ -51,8 +52,8 @@ def guarded(step: BatchStep, training: bool = False) -> Iterator[bool]:
         yield False
 
 
-def _refuse_counting(model: nn.Module) -> None:
-    for path, module in all_named_modules(model):
+def _refuse_counting(modules: Sequence[Tuple[str, nn.Module]]) -> None:
+    for path, module in modules:
         counts = isinstance(module, AnyBatchNorm) and module.momentum is None and module.running_mean is not None
         if counts and module.training:
             raise UnsupportedArgumentError(

@@ -67,7 +67,8 @@ class HostWeights:
                     tensors.update({name: found[id(tensor)] for name, tensor in tensors.items() if tensor is not None})
         try:
             # Without gradients PyTorch's checkpoints warn that there are none.
-            with EAGER, without_checkpointing(False, self._model), without_generation_cache(self._model):
+            configured = without_generation_cache([each for _, each in modules])
+            with EAGER, without_checkpointing(False, self._model), configured:
                 with torch.inference_mode(False), torch.no_grad():
                     with torch.autocast("cpu", enabled=False), DisableTorchFunctionSubclass():
                         yield variable, counters, buffers

@@ -16,7 +16,7 @@ from ignite_ipu.capabilities.traced import SHARED
 from ignite_ipu.errors import SessionError
 from ignite_ipu.program.forward.module_attributes import tensors_in
 from ignite_ipu.program.step import BatchStep
-from ignite_ipu.program.tensors.raw import named_tensors, requires_grad
+from ignite_ipu.program.tensors.raw import named_tensors, requires_grad, tensors_of
 from ignite_ipu.program.tensors.sharing import overlapping
 from ignite_ipu.program.tensors.trees import PLAIN
 from ignite_ipu.program.traced_places import refusal_at
@@ -44,8 +44,9 @@ def refuse_shared_writes(step: BatchStep, leaves: Sequence[Any], micro_batches: 
     Raises:
         SessionError: There are such tensors.
     """
-    registered = named_tensors(step)
-    attributes = _attributes(step, set(map(id, registered.values())))
+    modules = all_named_modules(step)
+    registered = tensors_of(modules)
+    attributes = _attributes(modules, set(map(id, registered.values())))
     pairs = list(overlapping([*registered.items(), *attributes.items()]))
     if not pairs:
         return
@@ -68,10 +69,10 @@ def refuse_shared_writes(step: BatchStep, leaves: Sequence[Any], micro_batches: 
                 raise SessionError(refusal_at(SHARED, None, forward, "{} and {}".format(*names)))
 
 
-def _attributes(step: nn.Module, registered: Collection[int]) -> Dict[str, torch.Tensor]:
+def _attributes(modules: Sequence[Tuple[str, nn.Module]], registered: Collection[int]) -> Dict[str, torch.Tensor]:
     """Return the tensors in plain attributes of modules by name, without registered tensors."""
     found: Dict[str, torch.Tensor] = {}
-    for path, module in all_named_modules(step):
+    for path, module in modules:
         for name, value in module.__dict__.items():
             kind = type(value)
             if name in _WITHOUT_TENSORS or kind in PLAIN or (kind in _COLLECTIONS and not value):

@@ -29,7 +29,7 @@ from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.gradients import WordsRead
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
-from ignite_ipu.torch_names.modules import DROPOUT, AnyBatchNorm, all_parameters
+from ignite_ipu.torch_names.modules import DROPOUT, AnyBatchNorm, all_modules, all_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _OPTIONS = IPUConfig(device_iterations=1, replication_factor=1)
@@ -139,7 +139,7 @@ class CapturedEvaluation:
             )
         weights.to_host()
         try:
-            with EAGER, without_generation_cache(model), torch.no_grad(), DisableTorchFunctionSubclass():
+            with EAGER, without_generation_cache(all_modules(model)), torch.no_grad(), DisableTorchFunctionSubclass():
                 return model(*args, **kwargs)
         finally:
             weights.host_changed()

@@ -55,7 +55,14 @@ from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.gradients import WordsRead
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.weights.tracker import Weights
-from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, NormWithStatistics, all_parameters, pack_padded_sequence
+from ignite_ipu.torch_names.modules import (
+    BUFFERS,
+    PARAMETERS,
+    NormWithStatistics,
+    all_modules,
+    all_parameters,
+    pack_padded_sequence,
+)
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of, version_of
 
 _LAYOUT: Any = torch.Tensor.layout.__get__  # type: ignore[attr-defined]
@@ -275,7 +282,7 @@ def called_on_host(
     drawn_from = [
         value for value in (*whole.args, *whole.kwargs.values()) if isinstance(value, (*GENERATORS, Iterator))
     ]
-    with EAGER, without_generation_cache(model), torch.no_grad():
+    with EAGER, without_generation_cache(all_modules(model)), torch.no_grad():
         called, kept = Retrace(call_once, lambda: PythonState(model), drawn_from), ModuleAttributes(model)
         state = PythonState(model, named=named)
         try:
@@ -442,7 +449,7 @@ def call_first(
 
     with session.weights.put_back_unnoticed():
         try:
-            with EAGER, without_generation_cache(model), DisableTorchFunctionSubclass(), made_buffers:
+            with EAGER, without_generation_cache(all_modules(model)), DisableTorchFunctionSubclass(), made_buffers:
                 # So a value that it keeps for later calls is distinguished from a constant.
                 with torch.set_grad_enabled(model.training and torch.is_grad_enabled()):
                     if session.training is None:

@@ -21,6 +21,7 @@ from ignite_ipu.program.reached import reached
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.weights.tracker import Weights
+from ignite_ipu.torch_names.modules import all_modules
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
@@ -94,7 +95,7 @@ class CallReplays:
         loop.session.weights.to_host()
         then.of.now()
         with then.of.at(then):
-            with EAGER, without_generation_cache(model), torch.no_grad(), DisableTorchFunctionSubclass():
+            with EAGER, without_generation_cache(all_modules(model)), torch.no_grad(), DisableTorchFunctionSubclass():
                 with assignments_written(model):
                     return called_beside(call.signature.left, lambda: model(*args, **kwargs))
 

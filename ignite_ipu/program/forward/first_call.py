@@ -19,7 +19,7 @@ from ignite_ipu.program.forward.randomness import draw_from, host_random_state
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard, written_by
 from ignite_ipu.program.guards.decisions import Decisions
 from ignite_ipu.program.guards.retrace import FirstCallRecorder
-from ignite_ipu.program.tensors.raw import named_tensors, plain
+from ignite_ipu.program.tensors.raw import named_tensors, plain, tensors_of
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of
@@ -79,18 +79,19 @@ class _FirstCalls:
         decisions: Decisions,
     ) -> None:
         self._model, self._call, self._recorder, self._decisions = model, call, recorder, decisions
+        modules = all_named_modules(model)
         with DisableTorchFunctionSubclass():
-            self._tensors = {name: each for name, each in named_tensors(model).items() if not is_lazy(each)}
+            self._tensors = {name: each for name, each in tensors_of(modules).items() if not is_lazy(each)}
             self._memory = {name: torch.Tensor.detach(each) for name, each in self._tensors.items()}
             self._places = {name: memory_of(each) for name, each in self._memory.items()}
             # Weights follow when one is written: a model may have many.
-            buffers = named_tensors(model, BUFFERS).keys() & self._memory.keys()
+            buffers = tensors_of(modules, BUFFERS).keys() & self._memory.keys()
             self._before = {name: self._memory[name].clone() for name in buffers}
         self._draws = 0  # operators of the last call that draw random numbers
         # Each call writes them, and PyTorch does not count all of that.
         self._idle = {
             f"{path}.{name}" if path else name
-            for path, module in all_named_modules(model)
+            for path, module in modules
             if isinstance(module, NormWithStatistics)
             for name in ("running_mean", "running_var", "num_batches_tracked")
         }

@@ -112,6 +112,8 @@ class IntegerBuffers:
         for each in self._carried:
             own.pop(each.carrier, None)
         self._carried.clear()
+        if not (written or read):
+            return
         tables = [vars(module)[BUFFERS] for module in all_modules(step)]
         buffers = named_tensors(step, BUFFERS)
         for name in (*written, *read):

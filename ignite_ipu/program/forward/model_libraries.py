@@ -6,7 +6,7 @@ import functools
 import inspect
 import weakref
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, ContextManager, Iterator, List, Optional
+from typing import Any, Callable, ContextManager, Iterable, Iterator, List, Optional
 from unittest import mock
 
 import torch
@@ -16,7 +16,7 @@ from torch import nn
 from ignite_ipu.errors import LossError, listed, logger
 from ignite_ipu.program.tensors.raw import plain, requires_grad
 from ignite_ipu.torch_names.dispatch import NESTED_FROM_MASK
-from ignite_ipu.torch_names.modules import CHECKPOINT_CALL, CHECKPOINT_GENERATORS, all_modules
+from ignite_ipu.torch_names.modules import CHECKPOINT_CALL, CHECKPOINT_GENERATORS
 
 # Arguments for causal masks, by PyTorch's layers that inspect the mask themselves if these are None.
 _HINTS = ((nn.TransformerEncoder, "is_causal"), (nn.TransformerDecoder, "tgt_is_causal"))
@@ -101,14 +101,14 @@ def _with_hint(forward: Callable[..., Any], hint: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def without_generation_cache(model: nn.Module) -> Iterator[None]:
+def without_generation_cache(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Let the `config.use_cache` of transformers models be false in the `with` block.
 
     Their cache of past keys and values begins with zero-sized tensors, which PopTorch refuses, and only generation
     reads it. `past_key_values` is then missing in the output.
     """
     with ExitStack() as stack:
-        for config in (getattr(module, "config", None) for module in all_modules(model)):
+        for config in (getattr(module, "config", None) for module in modules):
             if getattr(config, "use_cache", None) is True:
                 stack.enter_context(mock.patch.object(config, "use_cache", False))
         yield

@@ -31,24 +31,26 @@ class ModuleAttributes:
     """The plain attributes that a module and those in it have now."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._before: List[Tuple[str, _Own, _Own, _Own]] = []
+        # Path of each module, its attributes, those that it has now, and the collections among these, with their
+        # contents unless they are empty.
+        self._before: List[Tuple[str, _Own, _Own, _Own, List[Any]]] = []
         for path, each in all_named_modules(module):
             own = each.__dict__
             plain = plain_attributes(own)
-            # Collections may be written into; most are empty.
-            full = {name: value.copy() for name, value in _collections(plain) if value}
-            self._before.append((path, own, plain, full))
+            collections = _collections(plain)
+            full = {name: value.copy() for name, value in collections if value}
+            self._before.append((path, own, plain, full, [value for _, value in collections]))
 
     @property
     def are_unchanged(self) -> bool:
         """True if the modules have the same attributes still, none of which may have been written into."""
-        return all([_is_as_before(own, before) for _, own, before, _ in self._before])
+        return all([_is_as_before(own, before, written) for _, own, before, _, written in self._before])
 
     def differing(self, later: ModuleAttributes) -> Dict[str, Any]:
         """Return the attributes that have other values or contents later, by path with the later values."""
-        then = {path: (plain, full) for path, _, plain, full in later._before}
+        then = {path: (plain, full) for path, _, plain, full, _ in later._before}
         found: Dict[str, Any] = {}
-        for path, _, before, full in self._before:
+        for path, _, before, full, _ in self._before:
             now, contents = then.get(path, ({}, {}))
             if not (full or contents) and len(now) == len(before) and _are(now, before):
                 continue
@@ -64,7 +66,7 @@ class ModuleAttributes:
         Args:
             value_of: Returns the values of a traced tensor that depends on no data, None for others.
         """
-        for _, own, before, _ in self._before:
+        for _, own, before, _, _ in self._before:
             for name, former in () if _are(own, before) else before.items():
                 if own.get(name) is not former:
                     value = constant_of(former, own.get(name), value_of)
@@ -79,8 +81,8 @@ class ModuleAttributes:
         """
         left: List[str] = []
         stale: List[torch.Tensor] = []
-        for path, own, before, full in self._before:
-            if not full and _is_as_before(own, before):
+        for path, own, before, full, written in self._before:
+            if _is_as_before(own, before, written):
                 continue
             now = plain_attributes(own)
             empty: _Own = dict.fromkeys([name for name, _ in _collections(before)], ())
@@ -114,7 +116,7 @@ class ModuleAttributes:
     def _showed_weights(self, before: Any) -> bool:
         """Return whether an attribute held weights alone, as a recurrent layer's list, which shows the newest ones."""
         shown = tensors_in(before)
-        owned = [own[kind].values() for _, own, _, _ in self._before for kind in _TENSORS_OF_MODULES]
+        owned = [own[kind].values() for _, own, *_ in self._before for kind in _TENSORS_OF_MODULES]
         weights = {id(each) for values in owned for each in values}
         return bool(shown) and all(id(tensor) in weights for tensor in shown)
 
@@ -176,10 +178,9 @@ def _have_same(one: Any, other: Any) -> bool:
     return all(_are_same(*pair) for pair in pairs)
 
 
-def _is_as_before(own: _Own, before: _Own) -> bool:
+def _is_as_before(own: _Own, before: _Own, collections: List[Any]) -> bool:
     """Return whether a module has the same attributes, and collections that are empty still: a fast answer."""
-    same = len(own) == len(before) + len(_TENSORS_OF_MODULES) and _are(own, before)
-    return same and not any([value for _, value in _collections(before)])
+    return len(own) == len(before) + len(_TENSORS_OF_MODULES) and _are(own, before) and not any(collections)
 
 
 def _are(own: _Own, before: _Own) -> bool:

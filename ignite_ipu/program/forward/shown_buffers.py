@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from ignite_ipu.program.forward.constants import HostConstants
-from ignite_ipu.program.tensors.raw import named_tensors, plain
+from ignite_ipu.program.tensors.raw import named_tensors, plain, tensors_of
 from ignite_ipu.program.user_code import Line
-from ignite_ipu.torch_names.modules import BUFFERS, NormWithStatistics, all_modules
+from ignite_ipu.torch_names.modules import BUFFERS, NormWithStatistics, all_named_modules
 
 # Elements of a buffer whose values code may read.
 _MOST_SHOWN = 4096
@@ -30,18 +30,19 @@ class ShownBuffers:
 
     def keep(self, step: nn.Module) -> None:
         """Keep the values that the buffers of a step have before it is compiled."""
-        norms = [module for module in all_modules(step) if isinstance(module, NormWithStatistics)]
-        running = {id(each) for norm in norms for each in norm.buffers()}
         self.read.clear()
         self._values.clear()
-        for name, buffer in named_tensors(step, BUFFERS).items():
+        modules = all_named_modules(step)
+        norms = [module for _, module in modules if isinstance(module, NormWithStatistics)]
+        running = {id(each) for norm in norms for each in norm.buffers()}
+        for name, buffer in tensors_of(modules, BUFFERS).items():
             value = plain(buffer)
             if id(buffer) not in running and 0 < value.numel() <= _MOST_SHOWN:
                 self._values[name] = value.clone()
 
     def constants(self, step: nn.Module) -> HostConstants:
         """Return a context in which the code of a step, which is traced, may read these values."""
-        traced = named_tensors(step, BUFFERS)
+        traced = named_tensors(step, BUFFERS) if self._values else {}
         self._traced = HostConstants({name: (traced[name], value) for name, value in self._values.items()}, self.read)
         return self._traced
 

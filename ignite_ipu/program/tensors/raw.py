@@ -8,7 +8,7 @@ wraps classes of its own, which are taken off and put on again here.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -71,8 +71,13 @@ def table_of(module: nn.Module, kind: str) -> Mapping[str, Any]:
 
 def named_tensors(model: nn.Module, *kinds: str) -> Dict[str, torch.Tensor]:
     """Return parameters and buffers by name, or one of these `kinds`, without the look that makes a model download."""
+    return tensors_of(all_named_modules(model), *kinds)
+
+
+def tensors_of(modules: Sequence[Tuple[str, nn.Module]], *kinds: str) -> Dict[str, torch.Tensor]:
+    """Return the same of the modules in a model, which the caller has for more than this."""
     found: Dict[str, torch.Tensor] = {}
-    for prefix, module in all_named_modules(model):
+    for prefix, module in modules:
         for kind in kinds or (PARAMETERS, BUFFERS):
             for name, tensor in table_of(module, kind).items():
                 if tensor is not None:
