@@ -2,11 +2,12 @@
 
 The limit is the same loop over the same calls, which records two results in PyTorch's way, by a class of tensors with
 `__torch_function__`, and makes the device call of the step. A loop of PyTorch's calls cannot leave these calls out: the
-results that they return, and whether gradients are complete, decide what the next one does. It checks the things that
-change without notice and that no loop may miss: the called functions and the shapes and types of their arguments, by
-which the program is chosen; the Python values of the model's code and its modes; writes into the batch;
-hyper-parameters; the parameters in the optimizer's groups; and gradients on the host. It notes the line of each call,
-which later errors name. Nothing in it is general: it knows its only model, optimizer and loss.
+results that they return, and whether gradients are complete, decide what the next one does. The device's loss is
+marked, as PopTorch needs it for a loss of any formula. The loop checks the things that change without notice and that
+no loop may miss: the called functions and the shapes and types of their arguments, by which the program is chosen; the
+Python values of the model's code and its modes; writes into the batch; hyper-parameters; the parameters in the
+optimizer's groups; and gradients on the host. It notes the line of each call, which later errors name. Nothing in it is
+general: it knows its only model, optimizer and loss.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ignite_ipu.program.tensors.raw import gradient_of
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, make_wrapper_subclass, version_of
 from tests.benchmarks.measures import Measure, ratio_of_fresh, seconds
-from tests.benchmarks.models import Batch, batches, executor_of, perceptron, poptorch_loop, width_for
+from tests.benchmarks.models import Batch, WithMarkedLoss, batches, executor_of, perceptron, poptorch_loop, width_for
 
 ROWS = 64
 
@@ -134,7 +135,7 @@ class LeastStep:
     """The model, the optimizer and the accelerator of the least loop."""
 
     def __init__(self, module: torch.nn.Module, example: Batch) -> None:
-        self.executor: Any = executor_of(module)
+        self.executor: Any = executor_of(module, WithMarkedLoss)
         self.executor(*example)  # which changes the classes of modules and parameters
         self.unchanged = Unchanged(module)
         self.pending: List[Tuple[Recorded, Line]] = []

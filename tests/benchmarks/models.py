@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import statistics
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple, Type
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,14 @@ class WithLoss(nn.Module):
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(self.model(x), y)
+
+
+class WithMarkedLoss(WithLoss):
+    """The same with its loss marked, as PopTorch needs it for a loss of any formula."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = backend.poptorch().identity_loss(super().forward(x, y), reduction="none")
+        return loss
 
 
 def perceptron(width: int, layers: int = 3) -> nn.Module:
@@ -54,11 +62,11 @@ def train_on(data: List[Batch], model: nn.Module, optimizer: torch.optim.Optimiz
         loss.item()
 
 
-def executor_of(model: nn.Module, **options: Any) -> Any:
+def executor_of(model: nn.Module, step: Type[WithLoss] = WithLoss, **options: Any) -> Any:
     """Return an executor that trains by SGD, as written by hand."""
     poptorch = backend.poptorch()
     optimizer = poptorch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
-    return poptorch.trainingModel(WithLoss(model), optimizer=optimizer, **options)
+    return poptorch.trainingModel(step(model), optimizer=optimizer, **options)
 
 
 def poptorch_loop(model: nn.Module, data: Any) -> Callable[[], None]:
