@@ -82,10 +82,12 @@ class HyperParameters:
         """Refuse groups with other parameters; these may be in another order."""
         sizes, before = list(map(len, lists)), list(map(len, self._held))
         if [set(map(id, each)) for each in lists] != [set(map(id, each)) for each in self._held]:
-            other = "other parameters" if sizes == before else f"groups of {before}"
+            every = [{id(each) for group in groups for each in group} for groups in (lists, self._held)]
+            same = "the same parameters in other groups" if every[0] == every[1] else "other parameters"
+            other = same if sizes == before else f"groups of {before}"
             raise OptimizerError(
-                f"The optimizer now has groups of {sizes} parameters, but its update was made for {other}. Add "
-                "parameters before creating the trainer."
+                f"The optimizer now has groups of {sizes} parameters, but its update was made for {other}. Change "
+                f"groups before the first step, or create another optimizer or trainer. {ON_THE_HOST}"
             )
         self._held = list(map(list, lists))
 

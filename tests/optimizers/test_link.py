@@ -327,6 +327,21 @@ def test_groups_cannot_be_added() -> None:
         link.push(Executor())
 
 
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda groups, other: groups.reverse(), "the same parameters in other groups"),
+        (lambda groups, other: groups[0].update(params=[other]), "other parameters"),
+    ],
+)
+def test_groups_cannot_change_their_parameters(change: Any, found: str) -> None:
+    """The message has the ways out: before the first step, another optimizer, or updates on the host."""
+    _, optimizer, link = linked(lambda parameters: torch.optim.SGD([{"params": [each]} for each in parameters], lr=0.1))
+    change(optimizer.param_groups, nn.Parameter(torch.ones(2)))
+    with pytest.raises(OptimizerError, match=rf"made for {found}\. .*before the first step.*update='host'"):
+        link.push(Executor())
+
+
 def test_host_steps_are_refused() -> None:
     """There are no gradients on the host; a step there would silently do nothing."""
     _, optimizer, link = linked(momentum_sgd)
