@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -45,23 +45,36 @@ def write_random_states(states: Mapping[str, Any], generator: Optional[torch.Gen
         generator.set_state(states["generator"])
 
 
+def write_device_states(path: str, states: Sequence[Optional[List[int]]]) -> None:
+    """Write random states of devices to a JSON file, or None; one that an earlier entry has is its position."""
+    entries: List[Any] = []
+    for number, state in enumerate(states):
+        first = states.index(state)
+        entries.append(first if state is not None and first < number else state)
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(entries, file)
+
+
 def read_device_states(path: str) -> List[Optional[List[int]]]:
-    """Return the random states of a JSON file for some models: that of each device, or None."""
+    """Return the random states of a JSON file that `write_device_states` wrote."""
     with open(path, "rb") as file:
         data = file.read(_LARGEST_FILE + 1)
     try:
         states = json.loads(data) if len(data) <= _LARGEST_FILE else None
     except (ValueError, RecursionError):
         states = None
-    if not isinstance(states, list) or not all(map(_is_state, states)):
+    if not isinstance(states, list) or not all(
+        _is_state(state, states[:number]) for number, state in enumerate(states)
+    ):
         raise CheckpointError(
             f"{path} holds no random states of devices: they are a list of lists of 64-bit numbers, of at most "
             f"{_LARGEST_FILE} bytes. It was changed since it was written; remove it to go on with other random numbers."
         )
-    found: List[Optional[List[int]]] = states
-    return found
+    return [states[state] if type(state) is int else state for state in states]
 
 
-def _is_state(state: Any) -> bool:
+def _is_state(state: Any, earlier: Sequence[Any]) -> bool:
+    if type(state) is int:
+        return 0 <= state < len(earlier) and isinstance(earlier[state], list)
     is_list = isinstance(state, list) and bool(state)
     return state is None or (is_list and all(type(number) is int and 0 <= number < 1 << 64 for number in state))

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import json
 import os
 from typing import Any, Callable, ContextManager, Dict, Iterable, List, Optional, Tuple, Union
 
@@ -39,15 +38,15 @@ except ImportError as error:
     ) from error
 
 from ignite_ipu import backend
-from ignite_ipu.checkpoints.random_states import read_device_states
+from ignite_ipu.checkpoints.random_states import read_device_states, write_device_states
 from ignite_ipu.deferred.accelerator_refusals import refuse_arguments, refuse_environment, refuse_state
-from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.events import IGNORING, CaptureObserver
-from ignite_ipu.deferred.graph.owners import release_optimizer
+from ignite_ipu.deferred.graph.owners import held_tensors, release_optimizer
 from ignite_ipu.deferred.model.capturing import capture_model, captured, setup_of
 from ignite_ipu.deferred.model.clipping import clip_gradients
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.optimizer import capture_optimizer
+from ignite_ipu.deferred.model.random_states import random_state_of, set_random_state_of
 from ignite_ipu.deferred.settings import captured_options, leaving_device
 from ignite_ipu.deferred.tensor.deferred_values import resolved
 from ignite_ipu.deferred.tensor.device_gradient import refuse_weights_of_the_host
@@ -370,10 +369,9 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         Every process calls this; the first one writes the weights, and each its own random states.
         """
         location: str = super().save_state(output_dir, *args, **kwargs)
-        states = [training.random_state() for training in self._trainings()]
+        states = list(map(random_state_of, self._trained_together()))
         os.makedirs(location, exist_ok=True)
-        with open(os.path.join(location, _states_file(self.process_index)), "w", encoding="utf-8") as file:
-            json.dump(states, file)
+        write_device_states(os.path.join(location, _states_file(self.process_index)), states)
         if self.is_main_process:
             self.config.save(location, partly=True)
         return location
@@ -395,9 +393,8 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             states = read_device_states(file) if os.path.exists(file) else []
         kwargs.setdefault("map_location", "cpu")
         super().load_state(input_dir, *args, **kwargs)
-        for training, state in zip(self._trainings(), states):
-            if state is not None:
-                training.set_random_state(state)
+        for parameters, state in zip(self._trained_together(), states):
+            set_random_state_of(parameters, state)
 
     def free_memory(self, *objects: Any) -> Any:
         """Give the IPUs back and forget everything that was prepared; the models are ordinary ones again."""
@@ -415,8 +412,13 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             for loop in self._loops():
                 loop.session.release()
 
-    def _trainings(self) -> List[TrainingPrograms]:
-        return [programs for loop in self._loops() for programs in loop.updates.programs]
+    def _trained_together(self) -> List[List[torch.Tensor]]:
+        """Return the parameters of each prepared model, and then of each optimizer: those that one program may train.
+
+        Models and optimizers are the same in a resumed run; programs are, from the first updates on.
+        """
+        models: List[List[torch.Tensor]] = [list(all_parameters(model)) for model in self._models]
+        return [*models, *[held_tensors(_wrapped(optimizer)) for optimizer in self._optimizers]]
 
     def _loops(self) -> List[Loop]:
         return list(dict.fromkeys(loop for loop in map(captured, self._models) if loop is not None))

@@ -170,7 +170,7 @@ def _follow_seed(engine: DeterministicEngine, captures: Sequence[CapturedModel])
     seed = (torch.initial_seed() + engine.state.iteration) % _SEEDS
     for loop in dict.fromkeys(capture.loop for capture in captures):
         for programs in loop.updates.programs:
-            programs.set_random_state([seed])
+            programs.stream.go_on_from([seed])
 
 
 def _used_by(function: Any, seen: Set[int], missing: List[str]) -> Iterator[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import pytest
 import torch
@@ -388,42 +388,91 @@ _SAVES_SAFELY = "safe_serialization" in inspect.signature(Accelerator.save_state
 _SAFE = pytest.mark.skipif(not _SAVES_SAFELY, reason="accelerate 0.25 brought safetensors to save_state")
 
 
-@pytest.mark.parametrize("safe", [pytest.param(True, marks=_SAFE), False])
-def test_resuming_in_the_middle_of_an_epoch_is_bit_exact(tmp_path: Path, safe: bool) -> None:
-    """save_state, load_state and skip_first_batches continue as if nothing had happened, dropout included."""
+def _classifier() -> Tuple[List[nn.Module], List[Any], Any]:
+    model = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.3), nn.Linear(16, 2))
+    return [model], [model.parameters()], lambda model, x, y: [F.cross_entropy(model(x), y)]
 
-    def run(stop: int, resume: bool) -> nn.Module:
+
+def _encoder_and_decoder() -> Tuple[List[nn.Module], List[Any], Any]:
+    encoder, decoder = (nn.Sequential(nn.Dropout(0.3), nn.Linear(6, 6)) for _ in range(2))
+    parameters = [*encoder.parameters(), *decoder.parameters()]
+    return [encoder, decoder], [parameters], lambda one, two, x, y: [F.cross_entropy(two(one(x)), y)]
+
+
+def _generator_and_critic() -> Tuple[List[nn.Module], List[Any], Any]:
+    generator = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3))
+    critic = nn.Sequential(nn.Dropout(0.3), nn.Linear(6, 1))
+
+    def losses(generator: Any, critic: Any, x: Any, y: Any) -> Iterator[Any]:
+        made = generator(x)
+        yield F.softplus(critic(made.detach())).mean() + F.softplus(-critic(x)).mean()
+        yield F.softplus(-critic(made)).mean()
+
+    return [generator, critic], [critic.parameters(), generator.parameters()], losses
+
+
+def _parts_with_an_optimizer_each() -> Tuple[List[nn.Module], List[Any], Any]:
+    model = nn.Sequential(nn.Dropout(0.3), nn.Linear(6, 6), nn.Dropout(0.3), nn.Linear(6, 2))
+
+    def losses(model: Any, x: Any, y: Any) -> Iterator[Any]:
+        for _ in range(2):
+            yield F.cross_entropy(model(x), y)
+
+    return [model], [model[3].parameters(), model[1].parameters()], losses
+
+
+@pytest.mark.parametrize("update", ["auto", "host"])
+@pytest.mark.parametrize(
+    ("loop", "safe"),
+    [
+        pytest.param(_classifier, True, marks=_SAFE),
+        (_classifier, False),
+        (_encoder_and_decoder, False),
+        (_generator_and_critic, False),
+        (_parts_with_an_optimizer_each, False),
+    ],
+)
+def test_resuming_in_the_middle_of_an_epoch_is_bit_exact(tmp_path: Path, loop: Any, safe: bool, update: Any) -> None:
+    """save_state, load_state and skip_first_batches continue as if nothing had happened, dropout included.
+
+    So does a state that is saved again as it was loaded, before a first update shows which models are trained together.
+    """
+
+    def run(stop: int, resume: bool) -> List[torch.Tensor]:
         forget()
-        accelerator = IPUAccelerator(seed=7)
+        accelerator = IPUAccelerator(seed=7, config=IPUConfig(update=update))
         options = {"safe_serialization": safe} if _SAVES_SAFELY else {}
         set_seed(5)
-        model = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.3), nn.Linear(16, 2))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.8)
+        models, trained, losses = loop()
+        optimizers = [torch.optim.AdamW(parameters, lr=0.05) for parameters in trained]
+        schedules = [torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.8) for optimizer in optimizers]
         loader = DataLoader(TensorDataset(X, Y), batch_size=4)
-        model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
-        accelerator.register_for_checkpointing(schedule)
+        models = [accelerator.prepare(model) for model in models]
+        optimizers = [accelerator.prepare(optimizer) for optimizer in optimizers]
+        loader, *schedules = accelerator.prepare(loader, *schedules)
+        accelerator.register_for_checkpointing(*schedules)
         first = 0
         if resume:
             accelerator.load_state(str(tmp_path / "state"))
+            accelerator.save_state(str(tmp_path / "again"), **options)
+            accelerator.load_state(str(tmp_path / "again"))
             first = 5
-        model.train()
         for number, (x, y) in enumerate(accelerator.skip_first_batches(loader, first), start=first):
             if number == 5 and not resume:
                 accelerator.save_state(str(tmp_path / "state"), **options)
             if number == stop:
                 break
-            accelerator.backward(F.cross_entropy(model(x), y))
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-        return model
+            for loss, optimizer, schedule in zip(losses(*models, x, y), optimizers, schedules):
+                optimizer.zero_grad()
+                accelerator.backward(loss)
+                optimizer.step()
+                schedule.step()
+        return [value for model in models for value in model.state_dict().values()]
 
-    whole = run(10, resume=False).state_dict()
-    resumed = run(10, resume=True).state_dict()
+    whole, resumed = run(8, resume=False), run(8, resume=True)
     assert (tmp_path / "state" / ("model.safetensors" if safe else "pytorch_model.bin")).exists()
-    for name, value in whole.items():
-        assert torch.equal(resumed[name], value), name
+    for mine, theirs in zip(resumed, whole):
+        assert torch.equal(mine, theirs)
 
 
 def test_checkpoints_with_automatic_names(tmp_path: Path) -> None:

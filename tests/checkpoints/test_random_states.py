@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from ignite_ipu.checkpoints import CheckpointError
-from ignite_ipu.checkpoints.random_states import read_device_states, read_random_states, write_random_states
+from ignite_ipu.checkpoints.random_states import (
+    read_device_states,
+    read_random_states,
+    write_device_states,
+    write_random_states,
+)
 
 
 def draw():
@@ -26,14 +31,39 @@ def test_all_generators_go_on_where_they_were():
     assert draw() == first
 
 
-@pytest.mark.parametrize("states", [[], [None, [1, 2**64 - 1]], [[0]]])
-def test_states_of_devices_come_back(tmp_path, states):
+@pytest.mark.parametrize(
+    ("states", "entries"),
+    [
+        ([], []),
+        ([None, [1, 2**64 - 1], None], [None, [1, 2**64 - 1], None]),
+        ([[0], [1], [0], [1], [1]], [[0], [1], 0, 1, 1]),
+    ],
+)
+def test_states_of_devices_come_back(tmp_path, states, entries):
+    """Each state is in the file once."""
     path = tmp_path / "states.json"
-    path.write_text(json.dumps(states))
+    write_device_states(str(path), states)
+    assert json.loads(path.read_text()) == entries
     assert read_device_states(str(path)) == states
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '[["1"]]', "[[1.5]]", "[[-1]]", "[[true]]", "[[]]", "[" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[1]",
+        '[["1"]]',
+        "[[1.5]]",
+        "[[-1]]",
+        "[[true]]",
+        "[[]]",
+        "[null, 0]",
+        "[[1], 1]",
+        "[[1], true]",
+        "[" * 100_000,
+    ],
+)
 def test_anything_else_is_refused(tmp_path, text):
     path = tmp_path / "states.json"
     path.write_text(text)

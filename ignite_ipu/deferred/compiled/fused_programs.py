@@ -12,6 +12,7 @@ from ignite_ipu.deferred.compiled.averaging import Averaging
 from ignite_ipu.deferred.compiled.clipping import Clipping
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.places import Places
+from ignite_ipu.deferred.compiled.random_streams import RandomStreams
 from ignite_ipu.deferred.compiled.repeated_update import RepeatedUpdate
 from ignite_ipu.deferred.compiled.replayed_losses import reached_by
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
@@ -48,8 +49,10 @@ class FusedPrograms(TrainingPrograms):
         zeroed: Where the loop made gradients zero instead of None, if it did when it last cleared them.
     """
 
-    def __init__(self, session: IPUSession, config: IPUConfig, modes: Modes, places: Places) -> None:
-        super().__init__(session, config, modes, places)
+    def __init__(
+        self, session: IPUSession, config: IPUConfig, modes: Modes, places: Places, streams: RandomStreams
+    ) -> None:
+        super().__init__(session, config, modes, places, streams)
         self.clipping = Clipping(config.max_grad_norm, self)
         self.averaging = Averaging(session.model, modes)
         self.gradients = UpdateGradients(session, self.clipping)

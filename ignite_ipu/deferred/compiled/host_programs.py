@@ -5,8 +5,7 @@
 - `compute(losses)` makes one device call. It gives the recorded operations their values, and returns the gradients. It
   changes no weight and no `parameter.grad`. Values that forward writes into buffers come to the host.
 - `Gradients.accumulate()` adds them to `parameter.grad`, as `backward()` does, by autograd where there are hooks.
-- `forget_program()` gives the program back; `random_state()` and `set_random_state()` move the random stream of the
-  device from and to another kind of update.
+- `forget_program()` gives the program back; `stream` has the random state, with which another kind of update goes on.
 
 Weights and optimizers stay ordinary. Weights that the loop, or an optimizer on the host, has changed go to the device
 with the next call.

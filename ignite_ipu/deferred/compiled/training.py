@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import Any, FrozenSet, List, Optional, Sequence, Union
+from typing import Any, FrozenSet, Optional, Sequence, Union
 
 import torch
 
@@ -14,6 +14,7 @@ from ignite_ipu.deferred.compiled.memory import refuse_shared_between
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.places import Places
 from ignite_ipu.deferred.compiled.program_options import ProgramOptions
+from ignite_ipu.deferred.compiled.random_streams import OwnStream, RandomStreams
 from ignite_ipu.deferred.compiled.splitting import WHOLE, asked_split, checked_split
 from ignite_ipu.deferred.compiled.step import CapturedStep
 from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed
@@ -27,7 +28,6 @@ from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.program import ModelProgram
-from ignite_ipu.session.random_streams import continue_stream, read_stream
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.training import Trained
 
@@ -42,10 +42,13 @@ class TrainingPrograms(abc.ABC):
         own: Ids of the parameters that are trained, where the others are another optimizer's; None for all.
         compiled: The update that the current program was compiled for, None before one and after a failure.
         compilations: Counts the programs that were compiled.
+        stream: The random state that they go on from.
         trained: The session's trainer for these programs; None before the optimizer has been converted.
     """
 
-    def __init__(self, session: IPUSession, config: IPUConfig, modes: Modes, places: Places) -> None:
+    def __init__(
+        self, session: IPUSession, config: IPUConfig, modes: Modes, places: Places, streams: RandomStreams
+    ) -> None:
         self.session, self.config, self.modes = session, config, modes
         self.optimizer: Optional[torch.optim.Optimizer] = None
         self.own: Optional[FrozenSet[int]] = None
@@ -57,7 +60,7 @@ class TrainingPrograms(abc.ABC):
         # The program of the last update, also if it was compiled for another optimizer.
         self._last: Optional[CompiledUpdate] = None
         self.trained: Optional[Trained] = None
-        self._random_state: Optional[List[int]] = None
+        self.stream = OwnStream(self, streams)
 
     @property
     def one_after_another(self) -> bool:
@@ -95,22 +98,13 @@ class TrainingPrograms(abc.ABC):
         """Tie between the user's optimizer and the device's, None before the optimizer has been converted."""
         return None if self.trained is None else self.trained.link
 
-    def random_state(self) -> Optional[List[int]]:
-        return self._random_state if self.trained is None else read_stream(self.trained.program)
-
-    def set_random_state(self, state: List[int]) -> None:
-        if self.trained is None:
-            self._random_state = state
-        else:
-            continue_stream(self.trained.program, state)
-
     def forget_program(self) -> None:
         """Convert the optimizer again before the next update; until then it is an ordinary one, with its state."""
         if self.trained is not None:
             self.session.hooks.check_shown()  # an update that is taken back for it has forgotten the program
         if self.trained is not None:
             self.session.weights.notice_edits()  # which nothing shows later
-            self._random_state = self.random_state()
+            self.stream.keep()
             self.session.trainers.take_turn(self.trained)
             self.session.stop_training()
         self.trained, self.compiled = None, None
@@ -206,11 +200,12 @@ class TrainingPrograms(abc.ABC):
         resolved = self._options.of(wanted, pipeline)
         if not self.prepared:
             refuse_shared_between(self.session.model)
+            state = self.stream.read()
             self.trained = self.session.prepare_training(
                 step, self._conversion(), resolved, share_ipus=self.config.share_ipus, place=make
             )
-            if self._random_state is not None:
-                self.session.set_random_state(self._random_state)
+            if state is not None:
+                self.session.set_random_state(state)
         else:
             # With other parameters the state of the optimizer is another one.
             like = before is None or before.computes_like(wanted) or before.modes.trained != wanted.modes.trained

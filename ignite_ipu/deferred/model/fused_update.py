@@ -138,7 +138,7 @@ class FusedUpdate:
     def __init__(self, books: Books) -> None:
         self.books = books
         self.loop = loop = books.loop
-        self.training = FusedPrograms(loop.session, loop.setup.config, loop.modes, loop.places)
+        self.training = FusedPrograms(loop.session, loop.setup.config, loop.modes, loop.places, loop.random_streams)
         self.gradients = OwnGradients(books.gradients)
         self.turn = Turn()
         self.early: Optional[EarlyUpdate] = None

@@ -286,6 +286,6 @@ def _go_on(now: FusedUpdate, before: FusedUpdate) -> None:
                     mine.unknown = f"the gradients are those of {line}, before weights of the model were replaced"
     if before.gradients.pending:
         before.discard("weights of the model were replaced")
-    state = before.training.random_state()
+    state = before.training.stream.read()
     if state is not None:
-        now.training.set_random_state(state)
+        now.training.stream.go_on_from(state)

@@ -276,7 +276,7 @@ class HostUpdates:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self.training = HostPrograms(loop.session, loop.setup.config, loop.modes, loop.places)
+        self.training = HostPrograms(loop.session, loop.setup.config, loop.modes, loop.places, loop.random_streams)
         self.optimizers: Sequence[torch.optim.Optimizer] = ()
         self.weights = KeptWeights(loop)
         self.gradients = HostGradients(loop, self.training, self.weights)

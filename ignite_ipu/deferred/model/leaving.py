@@ -55,7 +55,6 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
         _megabytes(loop),
     )
     zeros = [each for each in loop.modes.parameters if _is_zero(books, each)]
-    states = [update.training.random_state() for update in books.updates]
     loop.withheld.update = None
     stepped: Dict[int, int] = {}
     for update in books.updates:
@@ -70,8 +69,6 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
     try:
         on_host.training.told = True
         on_host.weights.follow_device(stepped, books.history.kept)
-        for state in [each for each in states if each is not None][:1]:
-            on_host.training.set_random_state(state)
         loop.guide(loop.session)
         _set_gradients({each: torch.zeros_like(plain(each)) for each in zeros})
         _bring_gradients(loop, books, on_host)

@@ -23,6 +23,7 @@ from torch import nn
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.places import Places
+from ignite_ipu.deferred.compiled.random_streams import RandomStreams
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.events import IGNORING, CaptureObserver
 from ignite_ipu.deferred.graph.operations import Operation, Value
@@ -228,6 +229,7 @@ class Loop:
         withheld: The update that was made before its step, whose weights are not shown.
         steady: The facts of the last update, None if the next event needs a look at the books.
         models: The captured models, parts of others included.
+        random_streams: The random states that programs go on from.
         reads: Checks of reads that the host computes with the weights.
         modes: The modes of the module.
         edits, buffers, evaluations: Writes on the host, and the books of buffers that calls write and of calls in
@@ -249,6 +251,7 @@ class Loop:
         self.now = self
         self._absorbed = [self]
         self.steady: Optional[SteadyState] = None
+        self.random_streams = RandomStreams()
         self._begin()
 
     def _begin(self) -> None:
@@ -275,11 +278,6 @@ class Loop:
     @property
     def name(self) -> str:
         return str(getattr(self.module, "joined_names", type(self.module).__name__))
-
-    @property
-    def is_untrained(self) -> bool:
-        """True if it has one model, and nothing was trained, by this model or together with others."""
-        return len(self.models) == 1 and self.has_no_updates
 
     @property
     def has_no_updates(self) -> bool:
@@ -336,6 +334,7 @@ class Loop:
             self.edits.merge(other.edits)
             self.buffers.merge(other.buffers)
             self.evaluations.merge(other.evaluations)
+            self.random_streams.merge(other.random_streams)
             self.updates.merge(other.updates)
             other.session.close()
             self.session.weights.detector.inherit(other.session.weights.detector)
@@ -390,3 +389,8 @@ class Loop:
                 release_optimizer(optimizer)
             for model in self.models:
                 model.release()
+
+
+def is_untrained(loop: Loop) -> bool:
+    """Return whether a loop has one model, and nothing was trained, by this model or together with others."""
+    return len(loop.models) == 1 and loop.has_no_updates

@@ -22,7 +22,7 @@ from ignite_ipu.deferred.model.fused_update import FusedUpdate, known_update
 from ignite_ipu.deferred.model.hooks_before import HooksBefore
 from ignite_ipu.deferred.model.host_updates import HostUpdates
 from ignite_ipu.deferred.model.joined import captured_by, trained_by
-from ignite_ipu.deferred.model.loop import Loop, Setup
+from ignite_ipu.deferred.model.loop import Loop, Setup, is_untrained
 from ignite_ipu.deferred.model.model import capture_weights, loops_of
 from ignite_ipu.deferred.tensor.lost_gradients import LOST, refuse_lost
 from ignite_ipu.deferred.tensor.on_weights import record_on_weights
@@ -317,7 +317,7 @@ def _are_apart(optimizer: torch.optim.Optimizer) -> bool:
     Parts of a model may have been called before it, as parametrizations are: nothing joins them yet.
     """
     owners = set() if MODEL in optimizer.__dict__ else owners_of(held_tensors(optimizer))
-    return len(owners) > 1 and all(owner.loop.is_untrained for owner in owners)
+    return len(owners) > 1 and all(is_untrained(owner.loop) for owner in owners)
 
 
 def _awaits_models(optimizer: torch.optim.Optimizer) -> bool:
@@ -327,7 +327,7 @@ def _awaits_models(optimizer: torch.optim.Optimizer) -> bool:
     held = held_tensors(optimizer)
     loops = {owner.loop for owner in owners_of(held)}
     known = {id(each) for loop in loops for each in all_parameters(loop.module)}
-    return all(loop.is_untrained for loop in loops) and not known.issuperset(map(id, held))
+    return all(is_untrained(loop) for loop in loops) and not known.issuperset(map(id, held))
 
 
 def _add_param_group(self: torch.optim.Optimizer, param_group: Dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from ignite_ipu.deferred.events import CaptureObserver
 from ignite_ipu.deferred.graph.owners import held_by, held_parameters, held_tensors, is_held, release_optimizer
 from ignite_ipu.deferred.model.capturing import consists_of_captured, setup_of
 from ignite_ipu.deferred.model.capturing_class import refuse_transforms
+from ignite_ipu.deferred.model.loop import is_untrained
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.deferred.model.optimizer import is_differentiated_on_host
 from ignite_ipu.deferred.prepare import host_step_reason
@@ -303,7 +304,7 @@ class CapturedLoops(CaptureObserver):
         unknown = self._config.update == "host" or (self._config.update == "auto" and with_closure)
         loops = [owner.loop for owner in owners]
         on_host = bool(unknown or loops) and all(
-            each.updates.on_host or (unknown and each.is_untrained) for each in loops
+            each.updates.on_host or (unknown and is_untrained(each)) for each in loops
         )
         if on_host:
             self._substitutes.note(f"{type(optimizer).__name__}.step()", "on the host, by PyTorch")
