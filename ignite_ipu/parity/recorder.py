@@ -29,9 +29,9 @@ from ignite_ipu.parity.fingerprints import fingerprint, fingerprints, leaves
 from ignite_ipu.parity.names import ModelNames
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.module_state import REGISTRATIONS
+from ignite_ipu.program.tensors.raw import bring_newest
 from ignite_ipu.program.user_code import OURS, Owner, is_users_file, owner_of
 from ignite_ipu.running.patches import Patches
-from ignite_ipu.session.weights.access import bring_newest
 from ignite_ipu.torch_names.optimizers import pre_hooks_of
 
 # Names that Python's `tempfile` draws.

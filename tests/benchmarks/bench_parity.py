@@ -22,7 +22,7 @@ from ignite_ipu import ipu_prepare
 from ignite_ipu.optimizers.linked_optimizer import newest_state
 from ignite_ipu.optimizers.step_hooks import CallHook
 from ignite_ipu.parity.recorder import Recorder
-from ignite_ipu.session.weights.access import bring_newest
+from ignite_ipu.program.tensors.raw import bring_newest
 from ignite_ipu.torch_names.lists import flatten_tensors
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 from tests.benchmarks.measures import Measure, ratio_of_fresh

@@ -83,6 +83,26 @@ for _ in range(3):
     optimizer.step()
     out.append(loss.item())
 """,
+    "a decoder with the weights of an encoder, and a tensor attribute, which an optimizer trains": """
+class Decoder(nn.Module):
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder, self.bias = [encoder], nn.Parameter(torch.zeros(4))
+        self.scale = torch.ones(4, device=device, requires_grad=True)
+    def forward(self, hidden):
+        return F.linear(hidden, self.encoder[0].weight.t(), self.bias) * self.scale
+encoder = nn.Linear(4, 6).to(device)
+decoder = Decoder(encoder).to(device)
+optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=0.05)
+scaling = torch.optim.SGD([decoder.scale], lr=0.1)
+for _ in range(3):
+    scaling.zero_grad()
+    update(optimizer, lambda: F.mse_loss(decoder(torch.tanh(encoder(x))), x))
+    scaling.step()
+    with torch.no_grad():
+        out.append(decoder(encoder(x)).sum().item())
+out += decoder.scale.tolist()
+""",
     "gradients of weights by torch.autograd.grad": """
 model = Net().to(device)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.05)

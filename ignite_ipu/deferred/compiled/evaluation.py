@@ -14,6 +14,7 @@ from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.places import Places, execution_of, one_after_another
 from ignite_ipu.deferred.compiled.step import CalledStep
 from ignite_ipu.deferred.graph.modes_then import ModesThen
+from ignite_ipu.deferred.graph.outside import OperandsRead, OutsideTensors
 from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, refuse_sparse
 from ignite_ipu.deferred.tensor.deferred_values import resolved
 from ignite_ipu.errors import CaptureError, IPUError, RowsError, logger
@@ -62,11 +63,15 @@ class CapturedEvaluation:
         show: Callable[[Any], Any] = lambda output: output,
         grad: bool = False,
         failed: Optional[Dict[str, torch.Tensor]] = None,
+        outside: Optional[OutsideTensors] = None,
     ) -> Any:
         """Return the output of the model or of a part of it, on the host; the user gets the result of `show` for it.
 
         `grad` is whether the loop had gradients enabled at the call. If the model's code raises an error, `failed` gets
-        the buffers that it has written until then.
+        the buffers that it has written until then. `outside` gets the tensors that it has from elsewhere.
+
+        Raises:
+            ComposedError: Some of these are another captured model's.
         """
         grad = grad and self._has_trained_encoder(model)
         given = leaves_in((args, kwargs))
@@ -95,7 +100,10 @@ class CapturedEvaluation:
                     self._row_wise[larger] = False
             for tensor in tensors:
                 refuse_sparse(tensor, current_line())
-            grows = call_first(model, args, kwargs, self._session, failed)
+            operands = OperandsRead()
+            grows = call_first(model, args, kwargs, self._session, failed, operands)
+            if outside is not None:
+                outside.check(operands.tensors.values())
             kind = self._kind(model, structure, shapes, grad)
             program = self._new(model, structure, tensors, grows, grad)
             self._programs[kind, shapes] = program

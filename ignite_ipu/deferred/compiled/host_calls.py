@@ -8,8 +8,22 @@ depends on the first batch. A trace would make that state on the device, where c
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    FrozenSet,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import torch
 from torch import nn
@@ -67,6 +81,7 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_
 
 _LAYOUT: Any = torch.Tensor.layout.__get__  # type: ignore[attr-defined]
 _PACK = pack_padded_sequence()
+_NO_CONTEXT = contextlib.nullcontext()
 _DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 _CHANGES_ARGUMENT = (
     " changes an object that it is given (an attribute, a list, a dictionary), which a compiled program would do once. "
@@ -158,6 +173,7 @@ class HostCall(NamedTuple):
         with_gradients: Whether gradients flow through the tensors of `results` as in eager PyTorch.
         returned: The tensors of the output that are parameters, buffers, arguments or views, or constants, with their
             positions.
+        outside: The tensors that operators had and none has computed, besides arguments and buffers.
     """
 
     results: Any
@@ -168,6 +184,7 @@ class HostCall(NamedTuple):
     left: Sequence[Place]
     with_gradients: bool
     returned: Sequence[Tuple[int, Returned]]
+    outside: Sequence[torch.Tensor]
 
     def signature(self, structure: Structure, leaves: Sequence[Any], frozen: bool, training: bool) -> CallSignature:
         """Return the signature of such calls of a model that is `frozen` or not, `training` if any module of it is.
@@ -331,7 +348,9 @@ def called_on_host(
         own = {**named_tensors(model, PARAMETERS), **buffers}
         outputs = len(leaves_in(results[0] if places or left_at else results))
         returned = returned_in(leaves_in(results), copies, own, recorder=recorders[-1], outputs=outputs)
-    return HostCall(results, reads, writes, bool(drawn), frozenset(shared), places or left_at, with_gradients, returned)
+    others = recorders[-1].constants
+    places = places or left_at
+    return HostCall(results, reads, writes, bool(drawn), frozenset(shared), places, with_gradients, returned, others)
 
 
 def _read_in(
@@ -413,12 +432,14 @@ def call_first(
     kwargs: Dict[str, Any],
     session: IPUSession,
     failed: Optional[Dict[str, torch.Tensor]] = None,
+    operands: ContextManager[Any] = _NO_CONTEXT,
 ) -> bool:
     """Call a model on the host, which leaves tensors that it is given, its buffers and random numbers as they are.
 
     Before anything is trained it may make weights and buffers, for which random numbers are drawn as in eager PyTorch,
     and set some by the first batch. A `ReplacedError` where it has made some of which the session does not know, a
-    `SessionError` as of `set_once`. Returns whether each call adds to lists. `failed` as for `called_on_host`.
+    `SessionError` as of `set_once`. Returns whether each call adds to lists. `failed` as for `called_on_host`. The
+    calls are made in the context `operands`.
     """
     session.weights.to_host()
     before, held = named_tensors(model), HeldBuffers(model)
@@ -449,7 +470,7 @@ def call_first(
 
     with session.weights.put_back_unnoticed():
         try:
-            with EAGER, without_generation_cache(all_modules(model)), DisableTorchFunctionSubclass(), made_buffers:
+            with EAGER, without_generation_cache(all_modules(model)), DisableTorchFunctionSubclass(), made_buffers, operands:
                 # So a value that it keeps for later calls is distinguished from a constant.
                 with torch.set_grad_enabled(model.training and torch.is_grad_enabled()):
                     if session.training is None:

@@ -66,6 +66,15 @@ class Captured(Protocol):
     def evaluate(self, call: Any) -> None: ...
 
 
+class _Owners:
+    """The number of times so far that a captured model got tensors."""
+
+    count = 0
+
+
+OWNERS = _Owners()
+"""Those of this process. While their count is the same, no tensor belongs to a captured model that did not before."""
+
 OWNED: Dict[int, Tuple[weakref.ref[Captured], str]] = {}
 """By `id`: who owns a tensor, and its name there. An id may be another tensor's by now; `parameter_of` finds out."""
 
@@ -97,6 +106,7 @@ CODES: weakref.WeakSet[ModelCode] = weakref.WeakSet()
 
 def own(model: Captured, tensors: Mapping[str, torch.Tensor]) -> None:
     """Let a captured model own tensors, by their names, as long as it lives; of tied ones the first name counts."""
+    OWNERS.count += 1
     reference = weakref.ref(model)
     for name, tensor in reversed(list(tensors.items())):
         OWNED[id(tensor)] = (reference, name)
@@ -110,6 +120,11 @@ def parameter_of(tensor: torch.Tensor) -> Optional[Tuple[Captured, str]]:
         return None
     model, name = found[0](), found[1]
     return (model, name) if model is not None and model.owns(name, tensor) else None
+
+
+def is_captured(tensor: torch.Tensor) -> bool:
+    """Return whether a captured model has a tensor as its parameter or buffer."""
+    return parameter_of(tensor) is not None
 
 
 def capture_held(weights: Sequence[torch.Tensor]) -> bool:

@@ -19,8 +19,10 @@ from ignite_ipu.deferred.compiled.host_calls import called_on_host
 from ignite_ipu.deferred.compiled.modes import ReplacedError
 from ignite_ipu.deferred.events import OBSERVERS
 from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value, shown_input
+from ignite_ipu.deferred.graph.outside import ComposedError, OutsideTensors
 from ignite_ipu.deferred.graph.owners import (
     OPTIMIZERS,
+    OWNERS,
     WATCH,
     held_by,
     held_parameters,
@@ -60,6 +62,7 @@ class CapturedModel:
         loop: The loop that trains it, alone or together with others.
         path: Where in the loop's module this one is.
         tables: The count of changes of tables of tensors when the model was last found to have its own weights.
+        outside: The tensors outside of the model that its code computes with.
     """
 
     def __init__(self, model: nn.Module, setup: Setup, loop: Optional[Loop] = None) -> None:
@@ -70,6 +73,7 @@ class CapturedModel:
         # By name, buffers that a call has written in which the model's code raised an error.
         self._failed: Dict[str, torch.Tensor] = {}
         self._calls = RecordedCalls(self, self._failed)
+        self.outside = OutsideTensors(model)
         self._tensors: Dict[str, torch.Tensor] = {}
         (Loop(model, [model], setup) if loop is None else loop).adopt(self)
 
@@ -110,6 +114,9 @@ class CapturedModel:
         return found
 
     def call(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        outside = self.outside
+        if outside.is_composed or (outside.count != OWNERS.count and outside.are_captured()):
+            return self._composed(args, kwargs)
         records = self.model.training and torch.is_grad_enabled()
         answer = self._calls.record if records else self._evaluated
         try:
@@ -117,6 +124,9 @@ class CapturedModel:
                 self.loop.modes.now()  # the tensors that the code reads are known then
                 bring_waiting(self.loop.modes)
             result = answer(args, kwargs)
+        except ComposedError:
+            outside.is_composed = True
+            return self._composed(args, kwargs)
         except ReplacedError:
             if not self.loop.begin_again():
                 raise
@@ -135,6 +145,10 @@ class CapturedModel:
             for observer in OBSERVERS:
                 observer.evaluated(self.model, result)
         return result
+
+    def _composed(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        """Return the result of the model's code, each function of which the loop records, or the host computes."""
+        return type(self.model).__mro__[1].__call__(self.model, *args, **kwargs)
 
     def _write_failed(self, answer: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         """Write the buffers that PyTorch has written in a call when the model's code raises an error, by an `answer`.
@@ -172,9 +186,9 @@ class CapturedModel:
                 loop.setup.observer.called(self, recorded=False)
                 loop.session.hooks.follower.check_evaluation()
                 if not grad:
-                    return loop.evaluation.run(args, kwargs, self.model, failed=self._failed)
+                    return loop.evaluation.run(args, kwargs, self.model, failed=self._failed, outside=self.outside)
                 show = functools.partial(self._shown, (args, kwargs))
-                return loop.evaluation.run(args, kwargs, self.model, show, grad, self._failed)
+                return loop.evaluation.run(args, kwargs, self.model, show, grad, self._failed, self.outside)
             if not (grad or self.is_frozen):
                 raise not_frozen(self)
         return self._calls.record(args, kwargs)

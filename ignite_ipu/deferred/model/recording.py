@@ -10,6 +10,7 @@ from ignite_ipu.deferred.compiled.host_calls import call_first, called_on_host
 from ignite_ipu.deferred.events import IGNORING
 from ignite_ipu.deferred.graph.modes_then import ModesThen
 from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value
+from ignite_ipu.deferred.graph.outside import ComposedError
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures
 from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, unflatten
@@ -19,7 +20,7 @@ from ignite_ipu.deferred.tensor.deferred_values import as_leaf
 from ignite_ipu.deferred.tensor.returned_views import in_place_of_results
 from ignite_ipu.deferred.tensor.stored_values import bring_waiting
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, WeightView, deferred_results
-from ignite_ipu.errors import CaptureError, IPUError
+from ignite_ipu.errors import IPUError
 from ignite_ipu.program.forward.left_behind import put
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.modules import all_parameters
@@ -27,10 +28,6 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _MOST_MODES = 16
 _NONE: Any = (None, False, None)
-
-
-class _SharedWeights(CaptureError):
-    """A call of a model with weights that another loop trains."""
 
 
 class RecordedCalls:
@@ -48,18 +45,16 @@ class RecordedCalls:
         self._model = model
         self._failed = failed
         self._is_set_up = False
-        self._is_composed = False  # of weights that another loop trains, too
         # Beginning with the one that was used last.
         self._known: List[Tuple[ModesThen, bool, Signatures]] = []
 
     def record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Record a call and return its deferred result.
 
-        The code of a model that is composed of weights of several loops is the loop's: functions are recorded in it.
+        Raises:
+            ComposedError: Weights are of several loops.
         """
         loop: Loop = self._model.loop
-        if self._is_composed:
-            return self._composed(args, kwargs)
         if loop.setup.observer is not IGNORING:
             loop.setup.observer.called(self._model, recorded=True)
         line, grad = current_line(above=3), torch.is_grad_enabled()
@@ -77,11 +72,7 @@ class RecordedCalls:
         values = (*args, *kwargs.values()) if kwargs else args
         signature = signatures.look_up([len(args), *kwargs], values, leaves, ())
         if signature is None:
-            try:
-                signature, leaves = self._found_out(signatures, args, kwargs, grad, line)
-            except _SharedWeights:
-                self._is_composed = True
-                return self._composed(args, kwargs)
+            signature, leaves = self._found_out(signatures, args, kwargs, grad, line)
         operation = Operation(signature, self._model, leaves, line)
         note_call = loop.updates.weights.note_call
         if note_call is not None:
@@ -101,10 +92,6 @@ class RecordedCalls:
         output, left = results
         put(signature.left, left, own)
         return output
-
-    def _composed(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        model = self._model.model
-        return type(model).__mro__[1].__call__(model, *args, **kwargs)
 
     def _signatures(self, modes: ModesThen, grad: bool) -> Signatures:
         for then, with_grad, signatures in self._known:
@@ -148,7 +135,7 @@ class RecordedCalls:
         model, loop, name = self._model.model, self._model.loop, self._model.name
         owners = {found[0].loop for found in map(parameter_of, all_parameters(model)) if found is not None} - {loop}
         if owners:
-            raise _SharedWeights
+            raise ComposedError
         values = [
             torch.zeros(leaf.shape.size, dtype=leaf.shape.dtype) if isinstance(leaf, Value) else leaf.tensor
             for leaf in leaves
@@ -169,6 +156,7 @@ class RecordedCalls:
             self._is_set_up = was_set_up
             raise
         self._failed.clear()
+        self._model.outside.check(called.outside, trains=grad)
         if grad and differentiated is None and any(own.steps and own.is_one_of(trained) for _, own in called.returned):
             # Only with gradients it shows which views of these arguments are detached.
             called = called._replace(returned=called_on_host(*given, differentiated=trained).returned)

@@ -74,7 +74,8 @@ class HostTensorsMovedIn(FunctionContext):
 
 
 def _moved_in(tensor: torch.Tensor) -> torch.Tensor:
-    movable = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.requires_grad
+    is_trained = tensor.requires_grad and torch.is_grad_enabled()
+    movable = tensor.device.type == "cpu" and tensor.layout is torch.strided and not is_trained
     return tensor.to(_IPU) if movable else tensor
 
 

@@ -58,13 +58,16 @@ class _StateReader(Reader):
 
     Args:
         own: Parameters and buffers of the modules, whose values a program has anyway: writes into them do not count.
+        but: Returns whether the values of a tensor do not count either.
     """
 
-    def __init__(self, own: Iterable[torch.Tensor]) -> None:
+    def __init__(self, own: Iterable[torch.Tensor], but: Callable[[torch.Tensor], bool]) -> None:
         self._own = weakref.WeakValueDictionary({id(tensor): tensor for tensor in own})
+        self._but = but
 
     def of_tensor(self, tensor: torch.Tensor) -> Hashable:
-        return OwnVersion(tensor) if id(tensor) in self._own else super().of_tensor(tensor)
+        is_own = id(tensor) in self._own or self._but(tensor)
+        return OwnVersion(tensor) if is_own else super().of_tensor(tensor)
 
     def of_object(self, value: Any) -> Hashable:
         if not _is_left(value):
@@ -182,6 +185,7 @@ class PythonState:
     Args:
         *others: Functions and objects that are called beside it, such as a loss.
         named: The values that their code reaches by names, if looked up.
+        but: Returns for a tensor that is none of the model's whether somebody else follows its values.
 
     Attributes:
         names: Names of the values in messages.
@@ -193,7 +197,13 @@ class PythonState:
         attributes, moded: The attributes of the modules, and of those that `training` is about.
     """
 
-    def __init__(self, model: nn.Module, *others: Any, named: Optional[Named] = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *others: Any,
+        named: Optional[Named] = None,
+        but: Callable[[torch.Tensor], bool] = lambda tensor: False,
+    ) -> None:
         called = parts_of(model, *others)
         named = Named(called) if named is None else named
         self.words, self.iterators = named.names, named.iterators
@@ -233,7 +243,7 @@ class PythonState:
         settings = _Settings(named.settings)
         self.names = [name for name, _ in places] + settings.names
         own = [each for part in modules for each in (*parameters_of(part).values(), *buffers_of(part).values())]
-        reader = _StateReader([each for each in own if each is not None])
+        reader = _StateReader([each for each in own if each is not None], but)
         self.values = _Values([read for _, read in places], settings, reader.read)
 
     @property

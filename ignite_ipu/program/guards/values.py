@@ -12,6 +12,7 @@ import marshal
 import pathlib
 import re
 import weakref
+import zlib
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 
 from ignite_ipu.program.forward.randomness import state_of
+from ignite_ipu.program.tensors.raw import ACCESS, bring_newest, plain
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 __all__ = [
@@ -124,7 +126,7 @@ class Same:
 
 
 class _Version(Same):
-    """A tensor, and how often it had been written into; -1 for one that is left behind, which are all alike."""
+    """A tensor, and a number of its version; -1 for one that is left behind, which are all alike."""
 
     def __init__(self, tensor: torch.Tensor, number: int) -> None:
         super().__init__(tensor)
@@ -210,10 +212,16 @@ class Reader:
         return self.of_object(value)
 
     def of_tensor(self, tensor: torch.Tensor) -> Hashable:
-        """Return which tensor it is, and of which version: one that is written into has another."""
-        # Asked in the ordinary way, a wrapped weight would download all of them.
+        """Return which tensor it is, and of which version: one that is written into has another.
+
+        A tensor that a device may write has one version for each value.
+        """
         if is_left_behind(tensor):
             return _Version(tensor, -1)
+        if hasattr(type(tensor), ACCESS):  # of another model, whose updates on a device are no writes on the host
+            bring_newest(tensor)
+            values = plain(tensor).contiguous().reshape(-1).view(torch.uint8)
+            return _Version(tensor, zlib.crc32(values.numpy()))
         with DisableTorchFunctionSubclass():
             # One of inference mode does not count.
             return _Version(tensor, 0 if torch.Tensor.is_inference(tensor) else version_of(tensor))

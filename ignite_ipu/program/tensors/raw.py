@@ -8,7 +8,7 @@ wraps classes of its own, which are taken off and put on again here.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -18,6 +18,12 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 # The base class, so that these stay the originals if `torch.Tensor.grad` is replaced.
 _OF_TENSORS: Any = torch.Tensor.__base__
+ORDINARY: FrozenSet[type] = frozenset([torch.Tensor, nn.Parameter])
+"""Classes of tensors that no wrapped model has."""
+
+ACCESS = "_ignite_ipu_access"
+"""The attribute of other classes by which an access to their tensors is noted."""
+
 GRADIENT: Any = _OF_TENSORS.grad
 """The attribute, as PyTorch's functions for it know it."""
 
@@ -38,6 +44,19 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
         return torch.Tensor.detach(tensor)
 
 
+def bring_newest(tensor: torch.Tensor) -> None:
+    """Bring the newest values of a tensor to the host, and those of all tensors of its class.
+
+    For reads through which code gets no memory of them: those under `DisableTorchFunctionSubclass()` that follow.
+    """
+    access = getattr(type(tensor), ACCESS, None)
+    if access is not None:
+        access(True, hands_out=False)
+    elif type(tensor) not in ORDINARY:
+        with torch.no_grad():
+            tensor.sum()  # PopTorch downloads at any access
+
+
 def unwrap_tensors(model: nn.Module) -> None:
     """Give the parameters and buffers of a module that PopTorch wrapped back the classes they had before.
 
@@ -46,7 +65,7 @@ def unwrap_tensors(model: nn.Module) -> None:
     """
     for tensor in (*all_parameters(model), *model.buffers()):
         wrapped = type(tensor)
-        if wrapped not in (torch.Tensor, nn.Parameter):
+        if wrapped not in ORDINARY:
             object.__setattr__(tensor, "__class__", wrapped.__mro__[1])
 
 

@@ -21,7 +21,7 @@ from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.compiled.places import Places
 from ignite_ipu.deferred.events import CaptureObserver
 from ignite_ipu.deferred.graph.owners import held_by, held_parameters, held_tensors, is_held, release_optimizer
-from ignite_ipu.deferred.model.capturing import consists_of_captured, setup_of
+from ignite_ipu.deferred.model.capturing import consists_of_captured, is_composed, setup_of
 from ignite_ipu.deferred.model.capturing_class import refuse_transforms
 from ignite_ipu.deferred.model.loop import is_untrained
 from ignite_ipu.deferred.model.model import owner_of
@@ -171,7 +171,8 @@ class CapturedLoops(CaptureObserver):
             for whole in self._roots_of(module):
                 if captured(whole) is None and not consists_of_captured(whole):
                     self._capture(whole)
-            if module.training and torch.is_grad_enabled() and consists_of_captured(module):
+            composed = module.training and torch.is_grad_enabled() and consists_of_captured(module)
+            if composed or is_composed(module):
                 # Its own code is the loop's, as that of a wrapper, or of some layers of a model (`model[:2]`).
                 return original(module, *args, **kwargs)
             self._capture(module)

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ignite_ipu.program.tensors.new_parameters import as_new_parameter, convert_when_marked, makes_parameter
-from ignite_ipu.program.tensors.raw import GRADIENT, plain
+from ignite_ipu.program.tensors.raw import ACCESS, GRADIENT, ORDINARY, plain
 from ignite_ipu.session.hooks import Gradients, SessionHooks
 from ignite_ipu.session.weights.aliases import Aliases
 from ignite_ipu.torch_names.tensors import COUNT_OF_WRITES, DisableTorchFunctionSubclass, base_of, make_subclass
@@ -57,8 +57,7 @@ _SILENT = _METADATA.union(
     for name in dir(torch.Tensor)
     if name[0] != "_" and name not in _UNCOUNTED | _UNDISPATCHED and callable(getattr(torch.Tensor, name))
 )
-_ORDINARY = {torch.Tensor, nn.Parameter}
-_HOLDER, _ACCESS = "_ignite_ipu_accesses", "_ignite_ipu_access"
+_HOLDER = "_ignite_ipu_accesses"
 
 
 class AccessTracker:
@@ -100,13 +99,13 @@ class AccessTracker:
         # By the same keys, weakly: `parameter.data`, through which writes are possible as long as it exists.
         self._handed_out: Dict[int, List[weakref.ref[torch.Tensor]]] = {}
         self._tensors = list(tensors)
-        self._classes: Set[Any] = set(map(type, self._tensors)) - _ORDINARY
+        self._classes: Set[Any] = set(map(type, self._tensors)) - ORDINARY
         for tensor_class in self._classes:
             _watch(tensor_class, self)
 
     def watches(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Return whether tensors still have the classes that report accesses."""
-        return set(map(type, tensors)) - _ORDINARY == self._classes
+        return set(map(type, tensors)) - ORDINARY == self._classes
 
     def forget(self) -> None:
         self.replaced = False
@@ -218,19 +217,6 @@ class AccessTracker:
             self._before[id(tensor)] = (tensor, plain(tensor).clone())
 
 
-def bring_newest(tensor: torch.Tensor) -> None:
-    """Bring the newest values of a tensor to the host, and those of all tensors of its class.
-
-    For reads through which code gets no memory of them: those under `DisableTorchFunctionSubclass()` that follow.
-    """
-    access = getattr(type(tensor), _ACCESS, None)
-    if access is not None:
-        access(True, hands_out=False)
-    elif type(tensor) not in _ORDINARY:
-        with torch.no_grad():
-            tensor.sum()  # PopTorch downloads at any access
-
-
 def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
     known: Optional[List[AccessTracker]] = tensor_class.__dict__.get(_HOLDER)
     if known is not None:
@@ -286,13 +272,13 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
         reads = _name(func) not in _METADATA
         serving = [accesses for accesses in holder if not accesses.ended]
         for tensor_class in types:  # of which PyTorch asks one
-            tensor_class.__dict__.get(_ACCESS, lambda reads: None)(reads)
+            tensor_class.__dict__.get(ACCESS, lambda reads: None)(reads)
         if any(accesses.ended for accesses in serving):  # the access has taken an update back: they have other classes
             return func(*args, **(kwargs or {}))
         if func == _SET_DATA and not _same_memory(*args):
             for accesses in holder:
                 accesses.replaced = True
-        others = [each for each in types if not hasattr(each, _ACCESS)]
+        others = [each for each in types if not hasattr(each, ACCESS)]
         if others:  # such as that of a gradient; without hooks here, PyTorch calls no other
             return others[0].__torch_function__(func, others, args, kwargs or {})
         with DisableTorchFunctionSubclass():
@@ -313,7 +299,7 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
         return found
 
     convert_when_marked(tensor_class)
-    setattr(tensor_class, _ACCESS, access)
+    setattr(tensor_class, ACCESS, access)
     tensor_class.__getattribute__ = getattribute
     tensor_class.__torch_function__ = classmethod(torch_function)
     tensor_class.__deepcopy__, tensor_class.__reduce_ex__ = _deepcopy, _reduce_ex

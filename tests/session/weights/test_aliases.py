@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ignite_ipu import IPUConfig, ipu_prepare
-from ignite_ipu.program.tensors.raw import plain
+from ignite_ipu.program.tensors.raw import bring_newest, plain
 from ignite_ipu.session.session import IPUSession
-from ignite_ipu.session.weights.access import bring_newest
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
 KEPT: Dict[str, Callable[[nn.Module], Any]] = {
