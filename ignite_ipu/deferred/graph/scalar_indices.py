@@ -6,7 +6,6 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
 
-_CPU = torch.device("cpu")
 MASKS = (torch.bool, torch.uint8)
 """Types of tensors that select by where they hold."""
 _Place = Tuple[int, torch.Tensor]
@@ -15,8 +14,6 @@ _Place = Tuple[int, torch.Tensor]
 def get_item(tensor: torch.Tensor, index: Any) -> torch.Tensor:
     """Return `tensor[index]`."""
     places, rest = _split(tensor, index)
-    if all(at.device == _CPU for _, at in places):
-        return tensor[index]
     for dim, at in places:
         tensor = tensor[_one(dim, at)]
     return tensor[rest]

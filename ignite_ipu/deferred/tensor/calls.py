@@ -59,9 +59,8 @@ def call(recorder: Recorder, func: Callable[..., Any], args: Tuple[Any, ...], kw
             read(args[0].value, f"{name_of(func)}()")
             args[0].value.keep_for_readers()
         differentiated = name in DIFFERENTIABLE_READS and needs_gradients(awaited_values((args, kwargs)))
-        selected = _selected(recorder, *args, **kwargs) if differentiated and name == "masked_select" else None
-        if selected is not None:
-            return selected
+        if differentiated and name == "masked_select":
+            return _selected(recorder, *args, **kwargs)
         result = func(*resolved(args, f"{name_of(func)}()"), **resolved(kwargs, f"{name_of(func)}()"))
         return of_host(name_of(func), result) if differentiated else result
     if name in ("cpu", "pin_memory") and not args[0].value.known:
@@ -148,10 +147,8 @@ def _new_parameter(func: Callable[..., Any], tensor: Any, *args: Any) -> Any:
 
 
 def _selected(recorder: Recorder, input: Any, mask: Any) -> Any:
-    """Return the elements that a mask of the host selects, recorded; None where the device computes the mask."""
+    """Return the elements that a mask selects, recorded; it is read if the device computes it."""
     if isinstance(mask, Deferred):
-        if not (mask.value.known or mask.value.operation.of_weights):
-            return None
         mask = read(mask.value, "a mask")
     size = np.broadcast_shapes(input.shape, mask.shape)
     expanded = _expanded(recorder, input, size)

@@ -27,15 +27,17 @@ _JOINED = ("tensors", "arrays")
 _OnHost = Callable[[torch.Tensor], Optional[torch.Tensor]]
 
 
-def with_known_indices(name: str, args: Tuple[Any, ...], on_host: _OnHost) -> Tuple[Any, ...]:
-    """Return arguments of a function in `INDEXED` with the host's values of their indices.
+def with_known_indices(
+    name: str, args: Tuple[Any, ...], on_host: _OnHost, masked_by: Optional[_OnHost] = None
+) -> Tuple[Any, ...]:
+    """Return arguments of a function in `INDEXED` with the host's values of their indices, and with `masked_by` masks.
 
     Tensors without dimensions become whole numbers, boolean masks become where they hold, and arrays become tensors.
     Those that select one element stay tensors if the host has yet to compute them.
     """
     if name not in _ITEMS:
         return (args[0], *_with_numbers(args[1:], on_host))
-    index = _without_masks(args[1], args[0].shape, on_host)
+    index = _without_masks(args[1], args[0].shape, masked_by or on_host)
     if type(index) is tuple:
         index = tuple([each if _is_awaited(each) else _with_numbers(each, on_host) for each in index])
     elif not _is_awaited(index):

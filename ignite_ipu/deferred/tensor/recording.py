@@ -111,7 +111,8 @@ class Recorder:
 
         structure = flatten((args, kwargs), leaves, is_leaf)
         if others is ARRAYS and len(leaves) > 1:
-            args, leaves = with_known_indices(name, args, _on_host), []
+            # What a mask selects has a shape by its values; a write by one is where it holds.
+            args, leaves = with_known_indices(name, args, _on_host, _mask_values if name == "__getitem__" else None), []
             func = by_scalars(name, func, args)
             structure = flatten((args, kwargs), leaves, is_leaf)
         line = current_line()
@@ -273,6 +274,12 @@ def _is_awaited(target: Any) -> bool:
         return True
     target.value.operation.problem = f"it was written in place at {current_line()}"
     return False
+
+
+def _mask_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values of a mask, which are read if the device computes them."""
+    tensor = answered(tensor)
+    return read(tensor.value, "a mask") if isinstance(tensor, Deferred) else tensor
 
 
 def _on_host(tensor: torch.Tensor) -> Optional[torch.Tensor]:
