@@ -227,17 +227,12 @@ class _LoopStatements(SampledValues):
 
     def subscript(self, node: ast.Subscript, base: Value, indices: Sequence[Value]) -> Value:
         found = super().subscript(node, base, indices)
-        masks = [each for each in indices if each.kind is Kind.MASK and each.origin is Origin.COMPUTED]
-        if base.kind is Kind.MODULE:
-            return MODULE
-        if base.is_tensor and masks and isinstance(node.ctx, ast.Load):
-            self._select("mask", node, "", [base, *masks])
-        return found
+        return MODULE if base.kind is Kind.MODULE else found
 
-    def _select(self, kind: str, node: ast.expr, name: str, values: Sequence[Value]) -> None:
-        """Note that a result has a size that depends on values of a step which has not run."""
+    def _select(self, node: ast.expr, name: str, values: Sequence[Value]) -> None:
+        """Note that a result is repeated by values of a step which has not run."""
         calls = frozenset(fact for value in values for fact in value.by if fact.kind == CALL)
-        fact = Fact(kind, node, name, self.scope.where, self.scope.sure)
+        fact = Fact("repeat", node, name, self.scope.where, self.scope.sure)
         if calls:
             self.analysis.selections.add((fact, calls))
 
@@ -408,15 +403,13 @@ class _LoopStatements(SampledValues):
             return found._replace(origin=Origin.UNKNOWN)
         last, fact = name.rpartition(".")[2], None
         one_argument = name == "torch.where" and len(node.args) + len(node.keywords) == 1
-        if last == "masked_select":
-            if any(each.kind is Kind.MASK and each.origin is Origin.COMPUTED for each in given[1:]):
-                fact = Fact("dynamic", node, name, self.scope.where, self.scope.sure)
-        elif is_dynamic(name) or one_argument or last in tensor_methods.READ_IN_LOOPS:
+        selects = last == "masked_select"  # by a mask that is read
+        if not selects and (is_dynamic(name) or one_argument or last in tensor_methods.READ_IN_LOOPS):
             return Value(found.kind)
-        elif last == "repeat_interleave" and given[1:] and given[1].is_tensor:
+        if last == "repeat_interleave" and given[1:] and given[1].is_tensor:
             if given[1].origin is Origin.COMPUTED:
-                self._select("repeat", node, name, given)
-        elif not is_loss(name) and is_refused(self.analysis.file, name, node):
+                self._select(node, name, given)
+        elif not (selects or is_loss(name)) and is_refused(self.analysis.file, name, node):
             fact = Fact("call", node, name, self.scope.where, self.scope.sure)
         found = _of_weights(self, node, found)
         return found if fact is None else found._replace(by=found.by | {fact})

@@ -221,7 +221,7 @@ class Reader:
         if hasattr(type(tensor), ACCESS):  # of another model, whose updates on a device are no writes on the host
             bring_newest(tensor)
             values = plain(tensor).contiguous().reshape(-1).view(torch.uint8)
-            return _Version(tensor, zlib.crc32(values.numpy()))
+            return _Version(tensor, zlib.crc32(values.numpy().tobytes()))
         with DisableTorchFunctionSubclass():
             # One of inference mode does not count.
             return _Version(tensor, 0 if torch.Tensor.is_inference(tensor) else version_of(tensor))

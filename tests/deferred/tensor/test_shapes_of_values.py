@@ -71,6 +71,33 @@ def test_masks_in_the_shape_of_values() -> None:
     assert capture.compilations == 1
 
 
+def test_masks_of_values() -> None:
+    """They are read, and select from tensors of the step and of the host; gradients flow through what they select."""
+
+    def losses(scores: torch.Tensor, step: int) -> List[Any]:
+        large, first = scores > scores.detach().mean(), scores[:, 0] > scores[:, 1]
+        each = scores.square().mean(1)
+        hard = each[each >= each.detach().median()]
+        selected = [scores.masked_select(large), torch.masked_select(scores, first[:, None])]
+        return [
+            *[scores[large].sum(), X[first].sum() * each.mean(), scores[first, 1:].mean(), hard.mean()],
+            *[chosen.square().mean() for chosen in selected],
+        ]
+
+    both(losses)
+
+
+def test_a_place_that_is_read_before_the_update() -> None:
+    """It is no constant of the program: several calls of an update may have others, as the actions of an episode."""
+
+    def losses(scores: torch.Tensor, step: int) -> List[Any]:
+        picked = [row.argmax() for row in scores]
+        assert all(0 <= int(each) < 4 for each in picked)
+        return [row.softmax(0)[each].log() for row, each in zip(scores, picked)]
+
+    assert both(losses).compilations == 1
+
+
 def place(scores: torch.Tensor) -> torch.Tensor:
     return scores.argmax(1)[0]
 

@@ -394,8 +394,8 @@ def test_shapes_that_depend_on_values_are_refused() -> None:
     """The step is compiled for fixed shapes."""
     model, _ = prepared()
     scores = model(X)
-    with pytest.raises(CaptureError, match=r"computes a tensor whose size depends on values.*getitem"):
-        scores[scores > 0]
+    with pytest.raises(CaptureError, match=r"computes a tensor whose size depends on values.*repeat_interleave"):
+        scores.repeat_interleave(scores.argmax(1), 0)
 
 
 def test_no_read_loses_gradients() -> None:
@@ -411,10 +411,6 @@ def test_no_read_loses_gradients() -> None:
     model, _ = prepared()
     scores = model(X)
     assert scores.masked_select(scores > 0).min().item() > 0
-    with pytest.raises(CaptureError, match=r"computes a tensor whose size depends on values.*masked_select"):
-        scores.masked_select(scores > 0).sum().backward()
-    with pytest.raises(CaptureError, match="requires gradients, but it is no part of the captured model"):
-        (scores.masked_select(scores > 0).mean() + scores.mean()).backward()
     with pytest.raises(CaptureError, match="to_sparse"):
         scores.to_sparse()
 
