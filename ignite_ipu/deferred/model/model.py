@@ -125,8 +125,7 @@ class CapturedModel:
                 bring_waiting(self.loop.modes)
             result = answer(args, kwargs)
         except ComposedError:
-            outside.is_composed = True
-            return self._composed(args, kwargs)
+            result = ComposedError
         except ReplacedError:
             if not self.loop.begin_again():
                 raise
@@ -141,6 +140,8 @@ class CapturedModel:
             if self._failed:
                 self._write_failed(answer, args, kwargs)
             raise
+        if result is ComposedError:
+            return self._composed(args, kwargs)
         if OBSERVERS and not records:
             for observer in OBSERVERS:
                 observer.evaluated(self.model, result)

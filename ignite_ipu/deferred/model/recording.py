@@ -45,6 +45,7 @@ class RecordedCalls:
         self._model = model
         self._failed = failed
         self._is_set_up = False
+        self._is_composed = False  # of weights that another loop trains, too
         # Beginning with the one that was used last.
         self._known: List[Tuple[ModesThen, bool, Signatures]] = []
 
@@ -55,6 +56,8 @@ class RecordedCalls:
             ComposedError: Weights are of several loops.
         """
         loop: Loop = self._model.loop
+        if self._is_composed:
+            raise ComposedError
         if loop.setup.observer is not IGNORING:
             loop.setup.observer.called(self._model, recorded=True)
         line, grad = current_line(above=3), torch.is_grad_enabled()
@@ -135,6 +138,7 @@ class RecordedCalls:
         model, loop, name = self._model.model, self._model.loop, self._model.name
         owners = {found[0].loop for found in map(parameter_of, all_parameters(model)) if found is not None} - {loop}
         if owners:
+            self._is_composed = True
             raise ComposedError
         values = [
             torch.zeros(leaf.shape.size, dtype=leaf.shape.dtype) if isinstance(leaf, Value) else leaf.tensor
