@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tupl
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.compiled.host_calls import call_first
+from ignite_ipu.deferred.compiled.first_call import call_first
 from ignite_ipu.deferred.compiled.memory import refuse_shared_between
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.places import Places, execution_of, one_after_another

@@ -6,7 +6,8 @@ from typing import Any, Dict, FrozenSet, List, Optional, Tuple
 
 import torch
 
-from ignite_ipu.deferred.compiled.host_calls import call_first, called_on_host
+from ignite_ipu.deferred.compiled.first_call import call_first
+from ignite_ipu.deferred.compiled.host_calls import called_on_host
 from ignite_ipu.deferred.events import IGNORING
 from ignite_ipu.deferred.graph.modes_then import ModesThen
 from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value

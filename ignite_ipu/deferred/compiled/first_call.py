@@ -1,0 +1,184 @@
+"""The first call of a model on the host, before there is a program.
+
+As in eager PyTorch, it may set up state: a mask, a table, a layer whose width depends on the first batch. A trace would
+make that state on the device, where code on the host could not use it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import (
+    Any,
+    ContextManager,
+    Dict,
+    List,
+    Optional,
+    Sequence,
+    Tuple,
+)
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ignite_ipu.deferred.compiled.host_calls import HeldBuffers, changed_values
+from ignite_ipu.deferred.compiled.modes import refuse_replaced
+from ignite_ipu.deferred.graph.structure import (
+    leaves_in,
+    mapped,
+)
+from ignite_ipu.errors import CaptureError, IPUError, SessionError
+from ignite_ipu.program.forward.assigned_buffers import Assignments
+from ignite_ipu.program.forward.dependence import DeviceDrawsUndone
+from ignite_ipu.program.forward.eager import EAGER
+from ignite_ipu.program.forward.first_call import SetOnce, set_once
+from ignite_ipu.program.forward.left_behind import LeftBehind
+from ignite_ipu.program.forward.model_libraries import without_generation_cache
+from ignite_ipu.program.forward.randomness import draw_from, host_random_state
+from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
+from ignite_ipu.program.guards.decisions import Decisions
+from ignite_ipu.program.guards.python_state import named_by
+from ignite_ipu.program.guards.retrace import OperatorRecorder
+from ignite_ipu.program.module_state import REGISTRATIONS
+from ignite_ipu.program.tensors.raw import named_tensors, plain
+from ignite_ipu.program.traced_places import changes_in_every_call
+from ignite_ipu.session.session import IPUSession
+from ignite_ipu.torch_names.modules import (
+    all_modules,
+)
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+
+_NO_CONTEXT = contextlib.nullcontext()
+
+
+class _MadeBuffers:
+    """Context that keeps the first values of buffers that a model makes in it, by lazy layers or new ones."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._found: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
+        # `self.count += 1` registers a buffer again, after the write.
+        self._known = {id(each) for each in model.buffers() if not is_lazy(each)}
+        self._lazy = [each for each in model.modules() if any(map(is_lazy, each.buffers(recurse=False)))]
+        self._handles: List[Any] = []
+
+    def before_registration(self, module: nn.Module, given: Any) -> None:
+        if isinstance(given, torch.Tensor) and not isinstance(given, nn.Parameter):
+            self._keep(given)
+        elif isinstance(given, nn.Module):
+            # A copy of another module has buffers that were never registered.
+            self._keep(*given.buffers())
+
+    def _keep(self, *buffers: torch.Tensor) -> None:
+        for each in buffers:
+            if id(each) not in self._known and not is_lazy(each):
+                self._found.setdefault(id(each), (each, plain(each).clone()))
+
+    @property
+    def found(self) -> List[Tuple[torch.Tensor, torch.Tensor]]:
+        """The buffers with these values."""
+        return [(plain(buffer), values) for buffer, values in self._found.values()]
+
+    def __enter__(self) -> None:
+        REGISTRATIONS.observe(self)
+        for each in self._lazy:
+            # After the layer's own, which makes them.
+            hook = each.register_forward_pre_hook(lambda layer, _: self._keep(*layer.buffers(recurse=False)))
+            self._handles.append(hook)
+
+    def __exit__(self, *error: Any) -> None:
+        REGISTRATIONS.observers.discard(self)
+        for handle in self._handles:
+            handle.remove()
+
+
+def call_first(
+    model: nn.Module,
+    args: Tuple[Any, ...],
+    kwargs: Dict[str, Any],
+    session: IPUSession,
+    failed: Optional[Dict[str, torch.Tensor]] = None,
+    operands: ContextManager[Any] = _NO_CONTEXT,
+) -> bool:
+    """Call a model on the host, which leaves tensors that it is given, its buffers and random numbers as they are.
+
+    Before anything is trained it may make weights and buffers, for which random numbers are drawn as in eager PyTorch,
+    and set some by the first batch. A `ReplacedError` where it has made some of which the session does not know, a
+    `SessionError` as of `set_once`. Returns whether each call adds to lists. `failed` as for `called_on_host`. The
+    calls are made in the context `operands`.
+    """
+    session.weights.to_host()
+    before, held = named_tensors(model), HeldBuffers(model)
+    lazy = [each for each in before.values() if is_lazy(each)]
+    buffers = {path: plain(each) for path, each in model.named_buffers() if not is_lazy(each)}
+    values_before = {path: each.clone() for path, each in buffers.items()}
+    state = host_random_state()
+    args, kwargs = mapped((args, kwargs), torch.Tensor.clone)
+    made_buffers = _MadeBuffers(model)
+    named = named_by(model)
+    behind, grows = LeftBehind(named, ()), False
+    found = SetOnce({}, [])
+    assignments = Assignments(model)
+    registered: List[torch.Tensor] = []
+
+    given = DeviceDrawsUndone(leaves_in((args, kwargs)))
+
+    def call_again() -> Sequence[torch.Tensor]:
+        recorder = OperatorRecorder()
+        with given, recorder:
+            model(*args, **kwargs)
+        return recorder.constants
+
+    def call_once() -> Any:
+        with given:
+            given_now, named_now = mapped((args, kwargs), torch.Tensor.clone)
+            return model(*given_now, **named_now)
+
+    with session.weights.put_back_unnoticed():
+        try:
+            cacheless = without_generation_cache(all_modules(model))
+            with EAGER, cacheless, DisableTorchFunctionSubclass(), made_buffers, operands:
+                # So a value that it keeps for later calls is distinguished from a constant.
+                with torch.set_grad_enabled(model.training and torch.is_grad_enabled()):
+                    if session.training is None:
+                        found = set_once(model, call_once, decisions=Decisions(model, named=named))
+                    else:
+                        with given, WeightWriteGuard(model):
+                            model(*args, **kwargs)
+                    registered = assignments.find(call_again, session.training is None)
+                    if behind.may_grow:
+                        again = LeftBehind(named, ())
+                        with given:
+                            model(*args, **kwargs)
+                        grows = again.grows
+        except SessionError:  # an IPUError may be a RuntimeError
+            raise
+        except Exception as error:
+            if failed is not None and not isinstance(error, IPUError):
+                failed.clear()
+                failed.update(changed_values(values_before, buffers))
+            # The host lacks operators in half precision that a device has; other such errors come again in the trace.
+            if not isinstance(error, RuntimeError):
+                for path, values in values_before.items():
+                    buffers[path].copy_(values)
+                raise
+        if grows:
+            behind.shrink()
+        pairs = [(buffers[path], values) for path, values in values_before.items()]
+        for buffer, values in (*pairs, *made_buffers.found):
+            if not torch.equal(buffer, values):
+                buffer.copy_(values)
+        found.put(model)
+    if found.counters:
+        raise CaptureError(changes_in_every_call(model, found.counters))
+    if found.values:
+        session.weights.host_changed()
+    after = {name: each for name, each in named_tensors(model).items() if all(each is not new for new in registered)}
+    made = after.keys() != before.keys() or any(after[name] is not each for name, each in before.items())
+    made |= not all(map(is_lazy, lazy))
+    if made and session.training is not None:
+        held.put_back()  # the trace refuses it
+        made = False
+    if not (made or found.values):
+        draw_from(state)
+    refuse_replaced(session.weights, session.model)
+    return grows
