@@ -6,10 +6,11 @@ IPU.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from dataclasses import dataclass
-from types import FunctionType
-from typing import Any, Callable, Dict, Hashable, List, Optional, Tuple, Union
+from types import FunctionType, MethodType
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple, Union
 
 import torch
 from torch import nn
@@ -24,6 +25,7 @@ from ignite_ipu.program.evaluation_step import EvaluationStep
 from ignite_ipu.program.guards.values import Same
 from ignite_ipu.program.module_state import modes_kept, modes_of
 from ignite_ipu.program.objects import contents
+from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.tensors.trees import map_tensors
 from ignite_ipu.program.training_step import TrainingStep, find_loss
 from ignite_ipu.session.data_parallel import wrapped
@@ -31,7 +33,8 @@ from ignite_ipu.session.processes import connected
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.resolved import resolve
 from ignite_ipu.session.session import IPUSession
-from ignite_ipu.torch_names.modules import all_named_modules, has_parameters
+from ignite_ipu.torch_names.modules import BUFFERS
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
@@ -119,8 +122,20 @@ class _Training:
     modes: List[bool]
 
     def serves(self, optimizer: Any, loss_fn: Optional[LossFunction], max_grad_norm: Optional[float]) -> bool:
-        same = self.optimizer() is optimizer and self.max_grad_norm == max_grad_norm
-        return same and _same_loss(self.loss_fn, loss_fn)
+        if self.optimizer() is not optimizer or self.max_grad_norm != max_grad_norm:
+            return False
+        return self.loss_fn is loss_fn or (_same_loss(self.loss_fn, loss_fn) and not self._may_write_loss())
+
+    def _may_write_loss(self) -> bool:
+        """Return whether calls may write buffers of the loss, which another one has for itself."""
+        if not isinstance(self.loss_fn, nn.Module):
+            return False  # a program refuses to write those of a module that a function calls
+        buffers, compiled, step = named_tensors(self.loss_fn, BUFFERS), self.program.compiled, self.program.step
+        if not buffers or compiled is None or not compiled.trace.shapes:  # without these, no call on the host was made
+            return bool(buffers)
+        named = named_tensors(step, BUFFERS)
+        written = {id(named[name]) for name in compiled.trace.written}
+        return not written.isdisjoint(map(id, buffers.values())) or step.written.updates_statistics(self.loss_fn)
 
 
 class _Programs:
@@ -168,8 +183,9 @@ def ipu_train_batch(
     Args:
         model: The model, in training mode.
         optimizer: Over the model's parameters.
-        loss_fn: Called with the model's output and `target`; the same function in every call. None for a model that
-            returns its own loss: the output itself, its `loss`, or the first or last item with a single element.
+        loss_fn: Called with the model's output and `target`. Another function is compiled anew, unless its code and its
+            values are the same. None for a model that returns its own loss: the output itself, its `loss`, or the
+            first or last item with a single element.
         inputs: Positional arguments of the model.
         target: The loss function's second argument.
         max_grad_norm: The norm that gradients are clipped to; for Adam, AdamW, and SGD without momentum.
@@ -261,51 +277,48 @@ def _call(model: nn.Module, batch: Any) -> Any:
     return model(*inputs, **keyword_inputs)
 
 
-def _same_loss(first: Any, second: Any) -> bool:
-    """Return whether two loss functions compute the same: a training function often makes its own at every call."""
-    if first is second:
+def _same_loss(first: Any, second: Any, compared: FrozenSet[Tuple[int, int]] = frozenset()) -> bool:
+    """Return whether two loss functions compute the same: a training function often makes its own at every call.
+
+    Args:
+        first, second: The functions, or values that they depend on.
+        compared: The ids of the pairs that these values are in, for values that lead to themselves.
+    """
+    pair = id(first), id(second)
+    if first is second or pair in compared:
         return True
-    if isinstance(first, FunctionType) and isinstance(second, FunctionType):
-        return first.__code__ is second.__code__ and _same_values(_seen_by(first), _seen_by(second))
-    if not isinstance(first, nn.Module) or not isinstance(second, nn.Module) or type(first) is not type(second):
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        return _same_tensor(first, second)
+    if type(first) is not type(second):
         return False
-    if has_parameters(first) or has_parameters(second):
-        return False
-    return _described(first) == _described(second)
+    parts, others = _parts_of(first), _parts_of(second)
+    if parts is None or others is None:
+        return bool(contents(first, Same) == contents(second, Same))
+    if not parts or len(parts) != len(others):
+        return not parts and not others
+    return all(map(functools.partial(_same_loss, compared=compared | {pair}), parts, others))
 
 
-def _described(loss: nn.Module) -> Dict[str, Hashable]:
-    """Return everything that a module without parameters computes from, comparable, by the modules in it."""
-    described: Dict[str, Hashable] = {}
-    for path, module in all_named_modules(loss):
-        held = {name: value for name, value in vars(module).items() if name not in ("_parameters", "_modules")}
-        held["_buffers"] = dict(held["_buffers"])  # a session may have given the module a dictionary of its own
-        described[path] = type(module), contents(held, _Values)
-    return described
+def _same_tensor(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return whether both are constants with the same values; of weights, each has values of its own."""
+    with DisableTorchFunctionSubclass():  # or tensors of a program would be downloaded
+        kinds = {(each.dtype, each.layout, each.requires_grad) for each in (first, second)}
+        return kinds == {(first.dtype, torch.strided, False)} and torch.equal(first, second)
 
 
-class _Values(Same):
-    """A tensor that is equal to others with the same values."""
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Values):
-            return False
-        mine, theirs = self.value, other.value
-        return mine is theirs or (mine.dtype is theirs.dtype and torch.equal(mine, theirs))
-
-    def __hash__(self) -> int:
-        return hash(self.value.shape)
-
-
-def _seen_by(function: FunctionType) -> List[Any]:
-    """Return the values that a function's result depends on, besides its arguments and the module around it."""
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    return [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-
-
-def _same_values(first: List[Any], second: List[Any]) -> bool:
-    def same(one: Any, other: Any) -> bool:
-        plain = isinstance(one, (bool, int, float, str)) and type(one) is type(other)
-        return bool(one == other) if plain else _same_loss(one, other)
-
-    return len(first) == len(second) and all(same(one, other) for one, other in zip(first, second))
+def _parts_of(value: Any) -> Optional[List[Any]]:
+    """Return the values that a result of a function depends on, or the entries of a container; else None."""
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        return [value.__code__, *cells, value.__defaults__, value.__kwdefaults__]
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, nn.Module):
+        # A session may have given it tables of its own.
+        held = sorted(vars(value).items())
+        return [part for name, each in held for part in (name, dict(each) if isinstance(each, dict) else each)]
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return list(value) if isinstance(value, (list, tuple)) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -158,21 +159,87 @@ class Scaled(nn.Module):
         return loss + self.within(output, y) if "within" in self._modules else loss
 
 
-@pytest.mark.parametrize("kind", ["number", "tensor", "saved", "unsaved", "within"])
-def test_a_loss_made_anew_is_the_same_loss(monkeypatch, kind):
-    """Training functions make a loss at each call; that must not compile again, unless it computes another one."""
-    monkeypatch.setenv("IGNITE_IPU_BACKEND", "emulator")
+def function(factor, criterion):
+    return lambda output, y, scale=1.0: factor * criterion(output, y) * scale
+
+
+def weighted(output, y, factors):
+    return ((output - y).abs() * torch.tensor(factors["all"])).mean()
+
+
+class Task:
+    """A method of it is the loss, another object at each access."""
+
+    factor = 1.0
+
+    def loss(self, output, y):
+        return self.factor * nn.functional.mse_loss(output, y)
+
+
+TASK = Task()
+
+
+def method(factor):
+    TASK.factor = factor
+    return TASK.loss
+
+
+LOSSES = {
+    **{kind: functools.partial(Scaled, kind=kind) for kind in ("number", "tensor", "saved", "unsaved", "within")},
+    "function": lambda factor: function(factor, nn.MSELoss()),
+    "function with a tensor": lambda factor: function(torch.tensor(factor), nn.L1Loss()),
+    "arguments": lambda factor: functools.partial(weighted, factors={"all": [factor, 1.0]}),
+    "criterion": lambda factor: function(1.0, nn.MSELoss() if factor < 1 else nn.L1Loss()),
+}
+
+
+def trained_by(make_losses):
+    """Return the losses of a device and of plain PyTorch, each with losses of its own, and the device's programs."""
     model = nn.Linear(3, 2)
     reference = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plain = torch.optim.SGD(reference.parameters(), lr=0.1)
-    programs = []
-    for factor in (0.5, 0.5, 2.0, 2.0):
-        x, y = torch.randn(4, 3), torch.randn(4, 2)
-        _, loss = ipu_train_batch(model, optimizer, Scaled(factor, kind), x, target=y)
-        assert loss.item() == pytest.approx(plain_step(reference, plain, Scaled(factor, kind), x, y), rel=1e-5)
+    batches = [(torch.randn(4, 3), torch.randn(4, 2)) for _ in range(8)]
+    losses, programs = [], []
+    for loss_fn, (x, y) in zip(make_losses(), batches):
+        losses.append(ipu_train_batch(model, optimizer, loss_fn, x, target=y)[1].item())
         programs.append(portable._programs_of(model).training.program)
+    return losses, [plain_step(reference, plain, *each) for each in zip(make_losses(), *zip(*batches))], programs
+
+
+@pytest.mark.parametrize("make", LOSSES.values(), ids=LOSSES)
+def test_a_loss_made_anew_is_the_same_loss(monkeypatch, make):
+    """Training functions make a loss at each call; that must not compile again, unless it computes another one."""
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "emulator")
+    losses, expected, programs = trained_by(lambda: map(make, (0.5, 0.5, 2.0, 2.0)))
+    assert losses == pytest.approx(expected, rel=1e-5)
     assert programs[0] is programs[1] is not programs[2] is programs[3]
+
+
+def test_a_bound_method_is_the_same_loss(monkeypatch):
+    """Of the same object, whose new values are compiled anew."""
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "emulator")
+    losses, expected, programs = trained_by(lambda: map(method, (0.5, 0.5, 2.0, 2.0)))
+    assert losses == pytest.approx(expected, rel=1e-5) and len(set(programs)) == 1
+
+
+class Growing(nn.Module):
+    """A loss that counts its calls, and grows with them."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, output, y):
+        self.calls += 1
+        return (output - y).abs().mean() * self.calls.sum()
+
+
+def test_losses_with_state_have_it_for_themselves(monkeypatch):
+    """Two that have made equally many calls are not the same."""
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "emulator")
+    losses, expected, _ = trained_by(lambda: [Growing(), Growing()] * 4)
+    assert losses == pytest.approx(expected, rel=1e-5)
 
 
 def test_momentum_survives_another_loss(monkeypatch):
@@ -285,34 +352,6 @@ def test_a_model_without_a_loss_is_refused(backend):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(Exception, match="no loss under 'loss'"):
         ipu_train_batch(model, optimizer, None, torch.randn(4, 3))
-
-
-def test_a_function_made_anew_is_known_again(monkeypatch):
-    """By its code and its values: another weight, or another criterion, is another loss."""
-    monkeypatch.setenv("IGNITE_IPU_BACKEND", "emulator")
-
-    def make(weight, criterion, power=2):
-        def loss(output, y, scale=1.0):
-            return weight * criterion(output, y) * scale
-
-        return loss
-
-    first = make(0.5, nn.MSELoss())
-    assert portable._same_loss(first, make(0.5, nn.MSELoss()))
-    assert not portable._same_loss(first, make(0.25, nn.MSELoss()))
-    assert not portable._same_loss(first, make(0.5, nn.L1Loss()))
-    assert not portable._same_loss(first, lambda output, y: output.sum())
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    x, y = torch.randn(4, 3), torch.randn(4, 2)
-    losses = []
-    for weight in (0.5, 0.5, 0.25):
-        with torch.no_grad():
-            expected = weight * nn.functional.mse_loss(model(x), y)
-        _, loss = ipu_train_batch(model, optimizer, make(weight, nn.MSELoss()), x, target=y)
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-        losses.append(portable._programs_of(model).training)
-    assert losses[0] is losses[1] is not losses[2]
 
 
 class Layers(nn.Module):
