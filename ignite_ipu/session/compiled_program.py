@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Collection, Hashable, Iterator, List, Sequence, Tuple
+from typing import Any, Collection, Hashable, List, Mapping, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -15,9 +15,9 @@ from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.retrace import MOST_CALLS, Retrace
-from ignite_ipu.program.module_state import modes_kept, modes_of
+from ignite_ipu.program.module_state import modes_kept
 from ignite_ipu.program.step import BatchStep
-from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, plain, shape_of
+from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, plain, shape_of, tensors_of
 from ignite_ipu.program.user_code import is_users_file
 from ignite_ipu.session.executables import ExportedProgram, PathLike, export
 from ignite_ipu.session.program_source import ProgramSource
@@ -81,11 +81,12 @@ class CompiledProgram:
         self.calls = self._looks = 0
         self.is_due = False
         self._traced: List[Hashable] = self._python.values()
-        self._traced_modes = modes_of(self._step)
+        modules = all_named_modules(self._step)
+        self._traced_modes = [module.training for _, module in modules]
         self._modes: List[bool] = []
-        self._formats = _formats_of(self._step)
+        self._formats = _formats_of(tensors_of(modules))
         self._weights, self._edits = source.weights, source.weights.detector.edits
-        self.buffers = list(_compiled_in(self._step, self._python.words, self._step.shown.read))
+        self.buffers = _compiled_in(modules, self._step, self._python.words)
         # Buffers of floating-point numbers may be written by the program that trains.
         floats = any(plain(tensor).is_floating_point() for _, tensor, _ in self.buffers)
         self._follows_training = floats and not self._training
@@ -164,7 +165,7 @@ class CompiledProgram:
         module whose tensors have other shapes or types by now, as after `model.double()`, computes something else, for
         which its next call compiles another program.
         """
-        if self.changed_values() or self._is_behind or _formats_of(self._step) != self._formats:
+        if self.changed_values() or self._is_behind or _formats_of(named_tensors(self._step)) != self._formats:
             return ""
         kept = ModuleAttributes(self._step)
         self.calls, self.is_due = 0, False
@@ -175,30 +176,34 @@ class CompiledProgram:
         return found
 
 
-def _formats_of(step: BatchStep) -> List[Tuple[torch.dtype, Sequence[int]]]:
+def _formats_of(tensors: Mapping[str, torch.Tensor]) -> List[Tuple[torch.dtype, Sequence[int]]]:
     """Return the types and shapes of a module's parameters and buffers."""
     with DisableTorchFunctionSubclass():
-        return [(dtype_of(tensor), shape_of(tensor)) for tensor in named_tensors(step).values()]
+        return [(dtype_of(tensor), shape_of(tensor)) for tensor in tensors.values()]
 
 
 def _compiled_in(
-    step: BatchStep, words: Collection[str], read: Collection[str]
-) -> Iterator[Tuple[str, torch.Tensor, torch.Tensor]]:
-    """Yield the buffers that are constants of a program, with their values.
+    modules: Sequence[Tuple[str, nn.Module]], step: BatchStep, words: Collection[str]
+) -> List[Tuple[str, torch.Tensor, torch.Tensor]]:
+    """Return the buffers that are constants of a step's program, with their values.
 
     PopTorch compiles integers and booleans in, so writes on the host never reach it: an index that is permuted, a
     mask, a table. The names in the code decide which count. Those that the step carries are none, unless the code has
-    `read` the value to decide by it, as a flag. So it may do with any buffer.
+    read the value to decide by it, as a flag. So it may do with any buffer.
     """
-    for path, module in all_named_modules(step):
-        for kind in (BUFFERS, PARAMETERS):
-            for name, tensor in module.__dict__[kind].items():
-                place = f"{path}.{name}" if path else name
-                if tensor is None:
-                    continue
-                whole = not plain(tensor).is_floating_point() and tensor not in step.integers
-                if (whole and _is_used(module, name, words)) or place in read:
-                    yield place, tensor, plain(tensor).clone()
+    found: List[Tuple[str, torch.Tensor, torch.Tensor]] = []
+    carried, read = step.integers, step.shown.read
+    with DisableTorchFunctionSubclass():
+        for path, module in modules:
+            for kind in (BUFFERS, PARAMETERS):
+                for name, tensor in module.__dict__[kind].items():
+                    if tensor is None:
+                        continue
+                    place = f"{path}.{name}" if path else name
+                    whole = not dtype_of(tensor).is_floating_point and tensor not in carried
+                    if (whole and _is_used(module, name, words)) or place in read:
+                        found.append((place, tensor, plain(tensor).clone()))
+    return found
 
 
 def _is_used(module: nn.Module, name: str, words: Collection[str]) -> bool:

@@ -305,7 +305,8 @@ class Trace(TorchFunctionMode, abc.ABC):
 
     def require_active(self) -> Trace:
         """Return the trace that runs now: this one, or a body inside it."""
-        current = tracing = active()
+        tracing: Optional[Trace] = getattr(_ACTIVE, "trace", None)  # as `active`, for each look at a device
+        current = tracing
         while current is not None and current is not self:
             current = current.outer
         if tracing is None or current is None:
