@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
+from ignite_ipu import ipu_prepare
 from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
@@ -102,3 +103,32 @@ def test_an_object_that_holds_itself_is_refused() -> None:
 
     with pytest.raises(CaptureError, match=r"An? Answer holds tensors.*Use a tuple"):
         trained(make, Answer.loss, captures=True)
+
+
+@pytest.mark.parametrize("update", ["device", "host"])
+def test_a_flag_of_the_model_decides_how_many_results_it_returns(update: str) -> None:
+    """The loop reads those that no loss is computed from, while there are any."""
+
+    class Shows(Net):
+        shows = True
+
+        def forward(self, x: torch.Tensor) -> Any:
+            scores = self.layer(x)
+            return (scores, scores.softmax(1), scores.amax(1)) if self.shows else (scores,)
+
+    def found(captures: bool) -> List[float]:
+        model, seen = Shows(Answer), []
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.5)
+        if captures:
+            optimizer = ipu_prepare(optimizer, model, config={"update": update})
+        for number in range(4):
+            model.shows = number % 2 == 0
+            optimizer.zero_grad()
+            results = model(X)
+            loss = F.cross_entropy(results[0], Y)
+            loss.backward()
+            optimizer.step()
+            seen += [loss.item(), *[each.sum().item() for each in results]]
+        return seen
+
+    assert found(captures=True) == pytest.approx(found(captures=False), rel=1e-4, abs=1e-5)

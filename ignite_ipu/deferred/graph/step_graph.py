@@ -42,7 +42,8 @@ A step function that accumulates returns before the update of its loss has run, 
 class GraphNode:
     """One operation of a graph: of a function, or of the part of the model at a path, if that is None.
 
-    A call of a part of the model leaves tensors in some places, and `writes` into buffers of the part.
+    A call of a part of the model leaves tensors in some places, and `writes` into buffers of the part. `results` is the
+    number of tensors that it returns.
     """
 
     function: Any
@@ -53,10 +54,12 @@ class GraphNode:
     part: str = ""
     left: Sequence[Place] = ()
     writes: Sequence[str] = ()
+    results: int = 1
 
     @functools.cached_property
     def key(self) -> Hashable:
-        return (self.function, self.structure.key, self.leaves, self.grad, self.part, tuple(self.left), *self.writes)
+        called = self.function, self.structure.key, self.leaves, self.grad, self.part
+        return (*called, self.results, tuple(self.left), *self.writes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -407,6 +410,8 @@ def describe_change(old: StepGraph, new: StepGraph) -> str:
         if before.key != after.key:
             if before.function is not after.function:
                 return f"{_named(before)} became {_named(after)}"
+            if before.results != after.results:
+                return f"{_named(after)} has {after.results} tensors as results, and had {before.results}"
             if before.leaves == after.leaves and before.grad == after.grad:
                 return (
                     f"an argument of {_named(after)} changed (each value of it is a program: a number that changes "
@@ -445,7 +450,7 @@ def _step_graph(
         leaves = tuple(itertools.islice(rest, len(operation.leaves)))
         part = "" if operation.model is None else operation.model.path
         own = (signature.structure, leaves, signature.grad, operation.line, part, signature.left, signature.writes)
-        steps.append(GraphNode(signature.function, *own))
+        steps.append(GraphNode(signature.function, *own, len(signature.shapes)))
     places = tuple(map(result_of, rest))
     shapes = tuple([(item.shape.size, item.shape.dtype) for item in inputs])
     loss = places[0] if len(places) == 1 and not losses[0].value.shape.size else None
