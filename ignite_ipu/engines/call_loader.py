@@ -18,7 +18,7 @@ from ignite_ipu.engines.resume.position import RewindableSampler
 from ignite_ipu.errors import LoaderError, RowsError, logger
 from ignite_ipu.program.ignored_warnings import ignored_warnings
 from ignite_ipu.program.micro_batches import NotJoined, cut_shown, join_to_show
-from ignite_ipu.program.tensors.rows import row_count, row_range
+from ignite_ipu.program.tensors.rows import row_count
 from ignite_ipu.program.tensors.trees import PLAIN, map_tensors, opened, opened_record
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
@@ -46,7 +46,7 @@ class MicroBatches(List[Any]):
 
     def parts(self) -> Sequence[Any]:
         """Return the batches, with the memory that handlers had: PyTorch does not count each write into it."""
-        return self if self.joined is None or self.joined is self else cut_shown(self.joined, self)
+        return self if self.joined is None or self.joined is self else self._cut(self.joined)
 
     def as_changed(self, shown: Any) -> Optional[MicroBatches]:
         """Return the micro-batches of the result of `show` after handlers changed it, None if they did not.
@@ -55,21 +55,17 @@ class MicroBatches(List[Any]):
         """
         if shown is self or (shown is self.joined and _alike(_seen_in(shown), self._seen)):
             return None
-        if isinstance(shown, MicroBatches):
-            return MicroBatches(shown)
-        with contextlib.suppress(NotJoined):
-            return MicroBatches(cut_shown(shown, self))
-        changed, start = MicroBatches(), 0
-        if row_count(shown) != sum(map(row_count, self)):
+        is_list = isinstance(shown, MicroBatches) or (self.joined is self and isinstance(shown, (list, tuple)))
+        return MicroBatches(shown if is_list else self._cut(shown))
+
+    def _cut(self, shown: Any) -> List[Any]:
+        try:
+            return cut_shown(shown, self)
+        except (NotJoined, RowsError) as error:
             raise LoaderError(
-                f"A handler has put {row_count(shown)} rows into state.batch, which held the "
-                f"{sum(map(row_count, self))} rows of the {len(self)} micro-batches of a call. Keep their number."
-            )
-        for batch in self:
-            stop = start + row_count(batch)
-            changed.append(row_range(shown, start, stop))
-            start = stop
-        return changed
+                f"A handler has changed state.batch, which held the rows of the {len(self)} micro-batches of a call, "
+                f"and it cannot be cut into them: {error} Keep the number of rows."
+            ) from error
 
 
 def _seen_in(value: Any) -> List[Any]:
@@ -81,7 +77,11 @@ def _seen_in(value: Any) -> List[Any]:
 def _entries(value: Any) -> Iterator[Any]:
     if isinstance(value, torch.Tensor):
         yield 0 if value.is_inference() else version_of(value)
-    container = None if isinstance(value, torch.Tensor) else opened(value) or opened_record(value)
+    elif type(value) in (list, tuple) and value and type(value[0]) is str:
+        yield tuple(value)  # compared at once
+        return
+    is_leaf = type(value) in PLAIN or isinstance(value, torch.Tensor)
+    container = None if is_leaf else opened(value) or opened_record(value)
     if container is None:
         yield value
         return
@@ -95,6 +95,8 @@ def _alike(now: Sequence[Any], before: Sequence[Any]) -> bool:
 
 
 def _is_same(now: Any, before: Any) -> bool:
+    if type(now) is tuple and type(before) is tuple:  # of texts, and the values beside the first
+        return _alike(now, before)
     return now is before or (type(now) in PLAIN and type(now) is type(before) and bool(now == before))
 
 

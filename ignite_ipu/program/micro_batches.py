@@ -16,7 +16,8 @@ import torch
 from ignite_ipu.errors import BatchError
 from ignite_ipu.program.guards.values import Same
 from ignite_ipu.program.objects import contents
-from ignite_ipu.program.tensors.trees import PLAIN, opened, opened_record, tensors_in
+from ignite_ipu.program.tensors.rows import row_count
+from ignite_ipu.program.tensors.trees import PLAIN, Container, opened, opened_record, tensors_in
 
 
 class PerMicroBatch:
@@ -68,36 +69,71 @@ def join_to_show(micro_batches: Sequence[Any]) -> Any:
 def cut_shown(shown: Any, micro_batches: Sequence[Any]) -> List[Any]:
     """Return the part of each micro-batch in a result of `join_to_show`, in which code may have put other values.
 
+    A value is cut as those in its place were joined, and a new one by samples. Values without rows go to each.
+
     Raises:
-        NotJoined: It has other keys, or another number of rows, than they have together.
+        NotJoined: It has another number of rows than they have together.
+        RowsError: It has a new value, and micro-batches in which samples are not known.
     """
-    first, rows = micro_batches[0], list(map(_rows, micro_batches))
-    if None not in rows:
-        ends = list(itertools.accumulate(rows))
-        if _rows(shown) != ends[-1]:
-            raise NotJoined(f"A value of the batch has {_rows(shown) or 'no'} rows, in the place of {ends[-1]}")
+    return _Cutting(micro_batches).cut(shown, micro_batches)
+
+
+class _Cutting:
+    """Cuts a structure into parts, for these micro-batches."""
+
+    def __init__(self, micro_batches: Sequence[Any]) -> None:
+        self._micro_batches = micro_batches
+
+    def cut(self, shown: Any, values: Sequence[Any]) -> List[Any]:
+        """Return the parts of a value; `values` are in its place in the micro-batches, none if it is new."""
+        if _rows(shown) is not None:
+            return self._cut_rows(shown, values)
+        is_leaf = type(shown) in PLAIN or isinstance(shown, torch.Tensor)
+        container = None if is_leaf else opened(shown) or opened_record(shown)
+        if container is None:
+            # An object that code has changed is in the first micro-batch alone.
+            kept = [value if value is shown or _has_same(value, shown) else shown for value in values]
+            return kept or [shown] * len(self._micro_batches)
+        make, opens = container.maker(), [opened(value) or opened_record(value) for value in values]
+        tables = [{} if each is None else dict(zip(_keys(each), each.parts)) for each in opens]
+        columns = [
+            self.cut(part, [table[key] for table in tables] if all(key in table for table in tables) else [])
+            for key, part in zip(_keys(container), container.parts)
+        ]
+        return list(map(make, zip(*columns))) if columns else [make([]) for _ in self._micro_batches]
+
+    def _cut_rows(self, shown: Any, values: Sequence[Any]) -> List[Any]:
+        rows, sizes = len(shown), list(map(_rows, values))
+        if not values or None in sizes:
+            if isinstance(shown, torch.Tensor) and rows == len(values) and all(map(_is_number, values)):
+                return _cut_numbers(shown, values)
+            sizes = list(map(row_count, self._micro_batches))
+        ends = list(itertools.accumulate(size or 0 for size in sizes))
+        if ends[-1] != rows:
+            raise NotJoined(f"A value has {rows} rows, in the place of {ends[-1]}.")
         return [shown[start:end] for start, end in zip([0, *ends], ends)]
-    if isinstance(shown, torch.Tensor) and shown.dim():
-        return _cut_numbers(shown, micro_batches)
-    opens = [opened(each) or opened_record(each) for each in (shown, *micro_batches)]
-    containers = [each for each in opens if each is not None]
-    if not containers:
-        return list(micro_batches) if shown is first else [shown] * len(micro_batches)
-    container, *others = containers
-    if len({(each.keys, len(each.parts)) for each in containers}) > 1 or len(containers) < len(opens):
-        raise NotJoined("The batch has other keys, or another length, than its micro-batches")
-    columns = [cut_shown(part, column) for part, column in zip(container.parts, zip(*[each.parts for each in others]))]
-    return list(map(container.maker(), zip(*columns))) if columns else list(micro_batches)
 
 
-def _cut_numbers(shown: torch.Tensor, numbers: Sequence[Any]) -> List[Any]:
+def _cut_numbers(shown: torch.Tensor, values: Sequence[Any]) -> List[Any]:
     """Return the number of each micro-batch: its own, of full precision, where the tensor of all still has it."""
-    if len(shown) != len(numbers) or not all(isinstance(each, (float, int, torch.Tensor)) for each in numbers):
-        raise NotJoined(f"A tensor of shape {tuple(shown.shape)} is in the place of {len(numbers)} values")
-    if all(isinstance(each, torch.Tensor) for each in numbers):
+    if all(isinstance(each, torch.Tensor) for each in values):
         return list(shown)
-    pairs = zip(numbers, shown.tolist(), _stacked(numbers).tolist())
-    return [number if now == then else now for number, now, then in pairs]
+    triples = zip(values, shown.tolist(), _stacked(values).tolist())
+    return [number if now == then else now for number, now, then in triples]
+
+
+def _keys(container: Container) -> Sequence[Any]:
+    return container.keys or range(len(container.parts))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) or (isinstance(value, torch.Tensor) and not value.dim())
+
+
+def _has_same(value: Any, other: Any) -> bool:
+    if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+        return value.dtype is other.dtype and torch.equal(value, other)
+    return _same(value, other)
 
 
 def joined_or_listed(micro_batches: Sequence[Any]) -> Any:

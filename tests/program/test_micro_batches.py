@@ -109,9 +109,55 @@ def test_what_handlers_see() -> None:
         (["a", "b"], [1, 1], 0.1),
         (["d"], [2], 5),
     ]
-    for other in ({**joined, "x": np.zeros(4)}, {**joined, "n": torch.zeros(3)}, {"x": joined["x"]}):
-        with pytest.raises(NotJoined, match=r"of the batch has 4 rows, in the place of 3|place of 2 values|other keys"):
-            cut_shown(other, parts)
+
+
+class Share:
+    """An object in a batch."""
+
+    def __init__(self) -> None:
+        self.value = 0.5
+
+
+def described(rows: int) -> Any:
+    x = torch.arange(float(rows)).reshape(rows, 1)
+    return {"x": x, "texts": ["a"] * rows, "n": rows, "of": Share(), "scale": torch.tensor(2.0), "mode": ("mean", 1)}
+
+
+CHANGES = {
+    "none": lambda batch: None,
+    "rows": lambda batch: batch.update(x=batch["x"] * 2),
+    "memory": lambda batch: batch["x"].numpy().fill(3.0),
+    "new rows": lambda batch: batch.update(mask=torch.ones(len(batch["x"])), names=["b"] * len(batch["x"])),
+    "new structure": lambda batch: batch.update(x={"left": (batch["x"],), "right": batch["x"] + 1}),
+    "an attribute": lambda batch: vars(batch["of"]).update(value=0.25),
+    "memory of a number": lambda batch: batch["scale"].data.fill_(5.0),
+    "a constant": lambda batch: batch.update(mode=("sum", 2), new=None),
+    "another order": lambda batch: batch.update(mode=batch.pop("mode"), x=batch.pop("x")),
+    "fewer": lambda batch: batch.pop("texts"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_of_all_is_a_change_of_each(change: Any) -> None:
+    """The parts are those that the same change of each micro-batch makes."""
+    expected = [described(2), described(3)]
+    for batch in expected:
+        change(batch)
+    parts = [described(2), described(3)]
+    joined = join_to_show(parts)
+    change(joined)
+    for part, other in zip(cut_shown(joined, parts), expected):
+        assert list(part) == list(other) and part.pop("of").value == other.pop("of").value
+        assert part.pop("mode") == other.pop("mode") and part.pop("texts", None) == other.pop("texts", None)
+        torch.testing.assert_close({**part, "names": 0, "new": 0}, {**other, "names": 0, "new": 0})
+        assert (part.get("names"), part.get("new")) == (other.get("names"), other.get("new"))
+
+
+@pytest.mark.parametrize("key", ["x", "texts", "mask"])
+def test_another_number_of_rows_is_refused(key: str) -> None:
+    parts = [described(2), described(3)]
+    with pytest.raises(NotJoined, match="A value has 4 rows, in the place of 5"):
+        cut_shown({**join_to_show(parts), key: torch.zeros(4)}, parts)
 
 
 def test_results_without_dimensions_are_stacked() -> None:
