@@ -29,6 +29,7 @@ from ignite_ipu.deferred.tensor.without_graph import of_host
 from ignite_ipu.deferred.tensor.written_tensors import answered
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.operators.words import word_set
+from ignite_ipu.program.tensors.described import DRAWN
 from ignite_ipu.program.tensors.new_parameters import as_new_parameter, makes_parameter
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.tensors import CALLS_OF_BACKWARD, COUNT_OF_WRITES, GRADIENT_ATTRIBUTES
@@ -69,6 +70,8 @@ def call(recorder: Recorder, func: Callable[..., Any], args: Tuple[Any, ...], kw
         raise CaptureError(f".{name}() at {current_line()}: the step runs on an IPU. Remove the call.")
     if name in ("new", "new_tensor") and not deferred_values((args[1:], kwargs)):  # of no values, or of those given
         return func(torch.empty(0, dtype=args[0].dtype), *args[1:], **kwargs)
+    if name in DRAWN and isinstance(args[0], Deferred):  # by the host, as torch.randn(output.shape) is
+        return func(args[0].value.shape.empty(), *args[1:], **kwargs)
     if name == "resize_as_" and not isinstance(args[0], Deferred):
         return args[0].resize_(args[1].shape)
     requires = (*args[1:], *kwargs.values(), True)[0] if name == "requires_grad_" else None

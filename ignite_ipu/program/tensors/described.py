@@ -10,6 +10,8 @@ LIKE = word_set(
     "zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty new_empty_strided new_tensor"
 )
 """Functions that take a shape and a type from their first tensor."""
+DRAWN = word_set("rand_like randn_like randint_like")
+"""Functions that draw numbers in the shape of their first tensor."""
 AS = word_set("to type_as expand_as view_as reshape_as")
 """Functions that take values from their first tensor, and a type or a shape from the other."""
 

@@ -132,7 +132,11 @@ def test_draws_into_tensors_in_the_shape_of_values() -> None:
 
     def losses(scores: torch.Tensor, step: int) -> List[Any]:
         noise = torch.empty_like(scores).normal_(generator=torch.Generator().manual_seed(step))
-        return [(scores + noise).square().mean()]
+        torch.manual_seed(step)
+        drawn = [torch.randn_like(scores.t()), torch.rand_like(scores, dtype=torch.float32).t()]
+        noisy = (scores + noise + torch.randint_like(scores, 3)).square().mean()
+        assert noisy.item() > 0  # before the update
+        return [noisy, *[(scores.t() * each).square().mean() for each in drawn]]
 
     both(losses)
 
