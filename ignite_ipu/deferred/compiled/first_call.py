@@ -46,7 +46,7 @@ from ignite_ipu.session.session import IPUSession
 from ignite_ipu.torch_names.modules import (
     all_modules,
 )
-from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of
 
 _NO_CONTEXT = contextlib.nullcontext()
 
@@ -109,7 +109,8 @@ def call_first(
     session.weights.to_host()
     before, held = named_tensors(model), HeldBuffers(model)
     lazy = [each for each in before.values() if is_lazy(each)]
-    buffers = {path: plain(each) for path, each in model.named_buffers() if not is_lazy(each)}
+    held_buffers = {path: each for path, each in model.named_buffers() if not is_lazy(each)}
+    buffers = {path: plain(each) for path, each in held_buffers.items()}
     values_before = {path: each.clone() for path, each in buffers.items()}
     state = host_random_state()
     args, kwargs = mapped((args, kwargs), torch.Tensor.clone)
@@ -155,14 +156,16 @@ def call_first(
         except Exception as error:
             if failed is not None and not isinstance(error, IPUError):
                 failed.clear()
-                failed.update(changed_values(values_before, buffers))
+                failed.update(changed_values(values_before, held_buffers))
             # The host lacks operators in half precision that a device has; other such errors come again in the trace.
             if not isinstance(error, RuntimeError):
+                _put_memory_back(held_buffers, buffers)
                 for path, values in values_before.items():
                     buffers[path].copy_(values)
                 raise
         if grows:
             behind.shrink()
+        _put_memory_back(held_buffers, buffers)
         pairs = [(buffers[path], values) for path, values in values_before.items()]
         for buffer, values in (*pairs, *made_buffers.found):
             if not torch.equal(buffer, values):
@@ -182,3 +185,11 @@ def call_first(
         draw_from(state)
     refuse_replaced(session.weights, session.model)
     return grows
+
+
+def _put_memory_back(buffers: Dict[str, torch.Tensor], before: Dict[str, torch.Tensor]) -> None:
+    """Give buffers the memory back that they had before a call, which may have assigned `buffer.data`."""
+    with DisableTorchFunctionSubclass():
+        for path, buffer in buffers.items():
+            if memory_of(buffer) != memory_of(before[path]):
+                buffer.data = before[path]

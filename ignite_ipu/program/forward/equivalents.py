@@ -111,6 +111,15 @@ def _layer_norm(
     return normal + bias if weight is None else normal * weight  # type: ignore[no-any-return]
 
 
+def _set_data(func: Function, tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Write values into a buffer; a device has memory of its own for it."""
+    if tensor.shape != value.shape or tensor.dtype != value.dtype:
+        func(tensor, value)
+    else:
+        with torch.no_grad():
+            tensor.copy_(value)
+
+
 def _lstm(func: Function, input: torch.Tensor, hx: Any, *rest: Any) -> Any:
     """Run each layer and direction of an LSTM as one of its own; PopTorch has one layer, one direction and biases."""
     if isinstance(hx, torch.Tensor):  # of packed sequences, whose sizes come before the states
@@ -339,6 +348,7 @@ _OF_LAYERS: Dict[str, Function] = {
 EQUIVALENTS: Dict[Function, Function] = {
     **{getattr(F, name): equivalent for name, equivalent in _OF_LAYERS.items()},
     torch.lstm: _lstm,
+    torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
 }
 """By function: what computes the same. It is called with the function and its arguments."""
 
