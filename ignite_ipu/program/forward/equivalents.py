@@ -26,10 +26,10 @@ class Equivalents(FunctionContext):
     def concerns(
         self, func: Function, tensors: List[torch.Tensor], args: Tuple[Any, ...], kwargs: Dict[str, Any]
     ) -> bool:
-        return func in EQUIVALENTS
+        return func in _REPLACED
 
     def call(self, func: Function, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        equivalent = EQUIVALENTS.get(func)
+        equivalent = _REPLACED.get(func)
         return func(*args, **kwargs) if equivalent is None else equivalent(func, *args, **kwargs)
 
 
@@ -348,7 +348,6 @@ _OF_LAYERS: Dict[str, Function] = {
 EQUIVALENTS: Dict[Function, Function] = {
     **{getattr(F, name): equivalent for name, equivalent in _OF_LAYERS.items()},
     torch.lstm: _lstm,
-    torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
 }
 """By function: what computes the same. It is called with the function and its arguments."""
 
@@ -387,3 +386,5 @@ for _name, _equivalent in {**_OF_TENSORS, **EXACT_VALUES}.items():
 EQUIVALENTS[torch.linalg.diagonal] = lambda func, A, *, offset=0, dim1=-2, dim2=-1: _diagonal(
     torch.diagonal, A, offset, dim1, dim2
 )
+# With an assignment, which is no function of PyTorch's.
+_REPLACED = {**EQUIVALENTS, torch.Tensor.data.__set__: _set_data}  # type: ignore[attr-defined]
