@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List
+import itertools
+from typing import Any, Callable, Iterator, List
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributions import Categorical, Independent, Normal
+from torch.distributions import Categorical, Independent, Normal, TransformedDistribution
+from torch.distributions.transforms import SigmoidTransform, TanhTransform, Transform
 
 from ignite_ipu import ipu_prepare
 from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer
@@ -35,6 +37,21 @@ class Slotted:
 
     def loss(self) -> torch.Tensor:
         return self.answer.loss()
+
+
+_KEPT = TanhTransform()
+
+
+def squashed(scores: torch.Tensor, *transforms: Transform) -> TransformedDistribution:
+    return TransformedDistribution(Normal(scores, 1.0), list(transforms))
+
+
+def squashed_loss(given: TransformedDistribution) -> torch.Tensor:
+    """Return a loss whose computation leaves results and inverses in the transforms."""
+    drawn = X[:, 2:4]
+    for transform in given.transforms:
+        drawn = transform(drawn.sigmoid())
+    return given.base_dist.mean.pow(2).mean() - given.log_prob(drawn).mean()
 
 
 class Net(nn.Module):
@@ -75,12 +92,57 @@ def trained(make: Callable[[torch.Tensor], Any], loss_of: Callable[[Any], torch.
             lambda scores: Independent(Normal(scores, F.softplus(scores) + 1), 1),
             lambda given: given.mean.pow(2).mean() - given.log_prob(X[:, :2]).mean(),
         ),
+        (lambda scores: squashed(scores, TanhTransform(cache_size=1)), squashed_loss),
+        (lambda scores: squashed(scores, SigmoidTransform().inv, _KEPT), squashed_loss),
     ],
-    ids=["of a class", "with slots, in a mapping", "distribution", "distribution in another"],
+    ids=[
+        "of a class",
+        "with slots, in a mapping",
+        "distribution",
+        "distribution in another",
+        "transform that caches",
+        "inverse of a transform, and one that is kept",
+    ],
 )
 def test_objects_that_forward_makes_hold_results(make: Any, loss_of: Any) -> None:
     expected = trained(make, loss_of, captures=False)
     assert trained(make, loss_of, captures=True) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda scores: (scores * factor for factor in (1, 2)),
+        lambda scores: map(torch.tanh, [scores, 2 * scores]),
+        lambda scores: {"one": scores, "two": 2 * scores}.values(),
+    ],
+    ids=["generator", "map", "view of values"],
+)
+@pytest.mark.parametrize(
+    ("nest", "find"),
+    [
+        (lambda made: made, lambda given: given),
+        (lambda made: {"found": [made]}, lambda given: given["found"][0]),
+        (lambda made: dict(enumerate(made)).items(), lambda given: dict(given).values()),
+    ],
+    ids=["alone", "nested", "view of items"],
+)
+def test_iterators_and_views_give_results(make: Any, nest: Any, find: Any) -> None:
+    """In updates and in evaluations, each item once."""
+
+    def loss_of(given: Any) -> torch.Tensor:
+        found = find(given)
+        loss = sum((F.cross_entropy(each, Y) for each in found), torch.zeros(()))
+        assert not isinstance(found, Iterator) or list(found) == []
+        return loss
+
+    expected = trained(lambda scores: nest(make(scores)), loss_of, captures=False)
+    assert trained(lambda scores: nest(make(scores)), loss_of, captures=True) == pytest.approx(expected, rel=1e-4)
+
+
+def test_an_iterator_without_an_end_is_refused() -> None:
+    with pytest.raises(CaptureError, match=r"returns a repeat of more than 4096 items.*Return a list"):
+        trained(itertools.repeat, lambda given: F.cross_entropy(next(given), Y), captures=True)
 
 
 def test_an_object_that_the_model_keeps_is_refused() -> None:

@@ -23,6 +23,7 @@ from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
 from ignite_ipu.program.options import own_options
+from ignite_ipu.program.tensors.iterators import with_items
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.tensors.rows import split_rows, take_rows
 from ignite_ipu.program.traced_places import changes_in_every_call
@@ -84,7 +85,7 @@ class CapturedEvaluation:
             # It computes from weights alone, as parametrizations do, and no program runs without an input.
             self._session.weights.to_host()
             with EAGER, torch.no_grad(), DisableTorchFunctionSubclass():
-                return show(model(*args, **kwargs))
+                return show(with_items(model(*args, **kwargs)))
         shapes = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
         kind = self._kind(model, structure, shapes, grad)
         program = self._programs.get((kind, shapes))
@@ -148,7 +149,7 @@ class CapturedEvaluation:
         weights.to_host()
         try:
             with EAGER, without_generation_cache(all_modules(model)), torch.no_grad(), DisableTorchFunctionSubclass():
-                return model(*args, **kwargs)
+                return with_items(model(*args, **kwargs))
         finally:
             weights.host_changed()
 

@@ -40,6 +40,7 @@ from ignite_ipu.program.guards.decisions import Decisions
 from ignite_ipu.program.guards.python_state import named_by
 from ignite_ipu.program.guards.retrace import OperatorRecorder
 from ignite_ipu.program.module_state import REGISTRATIONS
+from ignite_ipu.program.tensors.iterators import with_items
 from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.program.traced_places import changes_in_every_call
 from ignite_ipu.session.session import IPUSession
@@ -126,13 +127,13 @@ def call_first(
     def call_again() -> Sequence[torch.Tensor]:
         recorder = OperatorRecorder()
         with given, recorder:
-            model(*args, **kwargs)
+            with_items(model(*args, **kwargs))
         return recorder.constants
 
     def call_once() -> Any:
         with given:
             given_now, named_now = mapped((args, kwargs), torch.Tensor.clone)
-            return model(*given_now, **named_now)
+            return with_items(model(*given_now, **named_now))
 
     with session.weights.put_back_unnoticed():
         try:
@@ -144,12 +145,12 @@ def call_first(
                         found = set_once(model, call_once, decisions=Decisions(model, named=named))
                     else:
                         with given, WeightWriteGuard(model):
-                            model(*args, **kwargs)
+                            with_items(model(*args, **kwargs))
                     registered = assignments.find(call_again, session.training is None)
                     if behind.may_grow:
                         again = LeftBehind(named, ())
                         with given:
-                            model(*args, **kwargs)
+                            with_items(model(*args, **kwargs))
                         grows = again.grows
         except SessionError:  # an IPUError may be a RuntimeError
             raise

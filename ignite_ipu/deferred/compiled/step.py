@@ -39,6 +39,7 @@ from ignite_ipu.program.forward.left_behind import LeftBehind, Place, called_bes
 from ignite_ipu.program.guarded_trace import guarded
 from ignite_ipu.program.guards.python_state import named_by
 from ignite_ipu.program.step import BatchStep
+from ignite_ipu.program.tensors.iterators import with_items
 from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.tensors.strides import with_strides
 from ignite_ipu.program.user_code import Line, current_line
@@ -345,14 +346,14 @@ class CalledStep(ReadyStep):
         found = [leaf if shape else leaf.reshape(()) for leaf, shape in zip(leaves, self._shapes)]
         args, kwargs = unflatten(self._structure, found)
         with EAGER, assignments_written(model):
-            return model(*args, **kwargs)
+            return with_items(model(*args, **kwargs))
 
     def _called(self, call: Callable[[], Any]) -> Any:
         """Return the result of a call and the tensors that it stores; the first call records their places."""
         if self._output:
             return called_beside(self._left, call)
         behind = LeftBehind(named_by(self.model), self._words)
-        output = call()
+        output = with_items(call())
         constants = behind.constants(self.shown.constant)
         known = {id(constant) for _, constant in constants}
         left_at = [place for place in behind.places(self._grows) if id(place.read()) not in known]

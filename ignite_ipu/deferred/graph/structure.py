@@ -9,14 +9,17 @@ from typing import Any, Callable, Dict, Hashable, Iterator, List, Optional, Sequ
 import numpy as np
 import torch
 from torch import nn
+from torch.distributions.transforms import ExpTransform, Transform
 
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.guards.values import Same
 from ignite_ipu.program.objects import contents, contents_of_class
+from ignite_ipu.program.tensors.iterators import opened_items
 from ignite_ipu.program.tensors.trees import PLAIN, Container, attributes_of, opened, opened_object
 
 _MOST = 4096
+_INVERSE = type(ExpTransform().inv)  # it is that of a transform, which it holds
 
 
 class Bounded(Dict[Hashable, Any]):
@@ -53,8 +56,9 @@ def is_tensor_or_array(value: Any) -> bool:
 def flatten(value: Any, leaves: List[Any], is_leaf: Callable[[Any], bool] = is_tensor) -> Structure:
     """Append the leaves of `value` to `leaves` and return the structure around them.
 
-    Tuples (named ones too), lists, deques, slices, mappings, namespaces and dataclasses are looked into, and so are
-    other objects with tensors. Anything else that is no leaf becomes part of the structure, with its contents.
+    Tuples (named ones too), lists, deques, slices, mappings and their views, namespaces and dataclasses are looked
+    into, and so are other objects with tensors, and transforms of distributions. Anything else that is no leaf becomes
+    part of the structure, with its contents.
 
     Raises:
         CaptureError: An object of another kind holds tensors, or the value is a numpy array or a cache of generation.
@@ -65,7 +69,7 @@ def flatten(value: Any, leaves: List[Any], is_leaf: Callable[[Any], bool] = is_t
     kind: Any = type(value)
     if kind in PLAIN:
         return Structure((kind, value), lambda remaining: value)
-    container = opened(value)
+    container = opened(value) or opened_items(value)
     of_class: Hashable = ()
     if container is None:
         container = opened_object(value) or _opened_record(value)
@@ -86,18 +90,27 @@ def flatten(value: Any, leaves: List[Any], is_leaf: Callable[[Any], bool] = is_t
 def _opened_record(value: Any) -> Optional[Container]:
     """Return the attributes of an object that holds tensors, such as a distribution, None for others.
 
-    They make an equal object again if its class is written in Python and it does not hold itself.
+    They make an equal object again if its class is written in Python and it does not hold itself. So it is for
+    transforms of distributions, too: their methods keep results in them.
     """
     if isinstance(value, (nn.Module, type, np.ndarray)):
         return None
     try:
-        if not _holds_tensors(value, (), {}):
+        if not _holds_tensors(value, (), {}) and not isinstance(value, Transform):
             return None
         object.__new__(type(value))
     except (_HoldsItselfError, TypeError):  # the latter of a class of C code
         return None
-    held = attributes_of(value)
+    held = _state_of(value)
     return Container(value, tuple(held), list(held.values()))
+
+
+def _state_of(value: Any) -> Dict[str, Any]:
+    """Return the attributes that make an object: of a transform those that PyTorch copies, without its inverse."""
+    if isinstance(value, Transform) and not isinstance(value, _INVERSE):
+        copied: Callable[[Any], Dict[str, Any]] = Transform.__getstate__
+        return copied(value)
+    return attributes_of(value)
 
 
 class _HoldsItselfError(Exception):
@@ -113,19 +126,24 @@ def _holds_tensors(value: Any, within: Tuple[Any, ...], known: Dict[int, Tuple[A
     if any(value is each for each in within):
         raise _HoldsItselfError
     if id(value) not in known:
-        container = opened(value) or opened_object(value)
-        parts = attributes_of(value).values() if container is None else container.parts
+        container = _opened_container(value)
+        parts = _state_of(value).values() if container is None else container.parts
         known[id(value)] = value, any([_holds_tensors(part, (*within, value), known) for part in parts])
     return known[id(value)][1]
 
 
 def objects_in(value: Any) -> List[Any]:
     """Return the objects in a result whose attributes `flatten` finds tensors in."""
-    container = None if type(value) in PLAIN or is_tensor(value) else opened(value) or opened_object(value)
+    container = None if type(value) in PLAIN or is_tensor(value) else _opened_container(value)
     record = _opened_record(value) if container is None and not is_tensor(value) else None
     found = container or record
     within = [each for part in ([] if found is None else found.parts) for each in objects_in(part)]
-    return within if record is None else [value, *within]
+    is_kept = isinstance(value, Transform) and not _holds_tensors(value, (), {})  # by some models, as a constant
+    return within if record is None or is_kept else [value, *within]
+
+
+def _opened_container(value: Any) -> Optional[Container]:
+    return opened(value) or opened_items(value) or opened_object(value)
 
 
 def is_flat(value: Any) -> bool:

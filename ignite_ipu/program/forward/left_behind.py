@@ -20,6 +20,7 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.module_attributes import constant_of, plain_attributes, tensors_in
 from ignite_ipu.program.guards.names import Named
 from ignite_ipu.program.guards.values import FUNCTIONS, elements_of, leave_behind, note_stored
+from ignite_ipu.program.tensors.iterators import with_items
 from ignite_ipu.program.tensors.trees import PLAIN, attributes_of, restore_contents
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.modules import attributes_of_modules
@@ -332,12 +333,12 @@ def leave_all(value: Any, own: Container[int] = ()) -> None:
 def called_beside(places: Sequence[Place], call: Callable[[], Any]) -> Any:
     """Return the results of a call, and the tensors that it stores in places, if any; the places are restored."""
     if not places:
-        return call()
+        return with_items(call())
     before = [place.read() for place in places]
     for place in reversed(places):
         place.clear()
     try:
-        return call(), [place.read() for place in places]
+        return with_items(call()), [place.read() for place in places]
     finally:
         # Containers come first, so that nothing is written into those that the call has made, which are results.
         for place, value in sorted(reversed(list(zip(places, before))), key=lambda pair: pair[0].depth):
