@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections import defaultdict, deque
@@ -571,3 +572,52 @@ def test_attributes_that_a_loop_lists_are_those_of_the_last_call() -> None:
     eager, captured = found
     assert len(eager) == len(captured) == 1
     torch.testing.assert_close(captured[0] + 0, eager[0])
+
+
+class Shows(nn.Module):
+    """Leaves tensors for the loop as long as it is asked to."""
+
+    def __init__(self, instead: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.kept: Any = instead
+        self.instead, self.shows = instead, False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.inner(x)
+        if isinstance(self.instead, list):
+            self.kept.clear()
+            self.kept += [h.mean(), h.std()] if self.shows else [h.mean()]
+        else:
+            self.kept = {"h": h.mean()} if self.shows else self.instead
+        out: torch.Tensor = self.last(h)
+        return out
+
+
+@pytest.mark.parametrize("instead", [None, 0.5, {}, []], ids=str)
+@pytest.mark.parametrize("shown", [(0, 2, 3), (1, 4)], ids=["at first", "later"])
+def test_what_a_call_stores_in_the_place_of_tensors(instead: Any, shown: Any) -> None:
+    """A flag decides whether it leaves tensors: else the loop finds None and the like, and not those of before."""
+
+    def added(net: Any) -> Any:
+        kept = net.kept.values() if isinstance(net.kept, dict) else net.kept
+        return kept if isinstance(kept, float) else sum(kept or ())
+
+    def found(captures: bool) -> List[float]:
+        net, seen = Shows(copy.copy(instead)), []
+        optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.1)
+        if captures:
+            optimizer = ipu_prepare(optimizer, net)
+        for number, (x, y) in enumerate(zip(X, Y)):
+            net.train().shows = number in shown
+            loss = F.cross_entropy(net(x), y) + added(net)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            net.eval().shows = number + 1 in shown
+            with torch.no_grad():
+                seen += [loss.item(), net(x).sum().item(), float(added(net))]
+        return seen
+
+    assert found(captures=True) == pytest.approx(found(captures=False), rel=1e-4, abs=1e-5)

@@ -21,6 +21,7 @@ from ignite_ipu.errors import CaptureError, IPUError, RowsError, logger
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.eager import EAGER
+from ignite_ipu.program.forward.left_behind import LeftPlaces, may_leave_others
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
 from ignite_ipu.program.options import own_options
 from ignite_ipu.program.tensors.iterators import with_items
@@ -65,11 +66,13 @@ class CapturedEvaluation:
         grad: bool = False,
         failed: Optional[Dict[str, torch.Tensor]] = None,
         outside: Optional[OutsideTensors] = None,
+        left: Optional[LeftPlaces] = None,
     ) -> Any:
         """Return the output of the model or of a part of it, on the host; the user gets the result of `show` for it.
 
         `grad` is whether the loop had gradients enabled at the call. If the model's code raises an error, `failed` gets
-        the buffers that it has written until then. `outside` gets the tensors that it has from elsewhere.
+        the buffers that it has written until then. `outside` gets the tensors that it has from elsewhere,
+        and `left` the places where it leaves tensors.
 
         Raises:
             ComposedError: Some of these are another captured model's.
@@ -89,9 +92,13 @@ class CapturedEvaluation:
         shapes = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
         kind = self._kind(model, structure, shapes, grad)
         program = self._programs.get((kind, shapes))
+        if program is not None and _may_leave_others(program):
+            self._destroy((kind, shapes))
+            program = None
         if program is None:
-            like = (key for key in reversed(self._programs) if key[0] == kind)
-            key = next((key for key in like if self._fits(self._programs[key], tensors)), None)
+            like = [(key, each) for key, each in reversed(self._programs.items()) if key[0] == kind]
+            fits = (key for key, each in like if self._fits(each, tensors) and not _may_leave_others(each))
+            key = next(fits, None)
             if key is not None:
                 larger = self._programs[key]
                 self._programs.move_to_end(key)
@@ -123,14 +130,14 @@ class CapturedEvaluation:
             del self._programs[kind, shapes]
             kind = self._kind(model, structure, shapes, grad)
             self._programs[kind, shapes] = program
+            if left is not None:
+                left.learn(_step_of(program))
             if failed:  # in a first call of which the device makes more than the host
                 failed.clear()
         else:
             self._programs.move_to_end((kind, shapes))
             outputs = self._call(program, tensors)
-        step = program.step
-        assert isinstance(step, CalledStep)
-        return step.take(outputs, show, given)
+        return _step_of(program).take(outputs, show, given)
 
     def run_on_host(self, model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], line: Line) -> Any:
         """Return the result of a call in training mode, made on the host.
@@ -218,14 +225,13 @@ class CapturedEvaluation:
     def _filled_up(
         self, program: ModelProgram, tensors: List[torch.Tensor], show: Callable[[Any], Any], given: Sequence[Any]
     ) -> Any:
-        step = program.step
-        assert isinstance(step, CalledStep) and program.geometry is not None
+        assert program.geometry is not None
         rows = program.geometry.global_batch_size
         piece, valid = next(split_rows(tensors, rows))
         outputs = self._session.inference.filling.checked(
             program, piece, valid, lambda batch: take_rows(list(self._call(program, batch)), valid, rows)
         )
-        return step.take(outputs, show, given)
+        return _step_of(program).take(outputs, show, given)
 
     def _fits(self, program: ModelProgram, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether a batch can be filled up for a program: everything in it has one row per sample."""
@@ -249,12 +255,21 @@ class CapturedEvaluation:
             rows = tensors[0].shape[:1]
             same = all(tensor.shape[:1] == rows for tensor in (*tensors, *outputs))
             # Padding would count in the written values.
-            step = program.step
-            assert isinstance(step, CalledStep)
+            step = _step_of(program)
             self._row_wise[program] = same and bool(rows) and not (step.written.names or step.returns_views)
             if self._row_wise[program]:
                 self._session.inference.filling.keep_sample(program, tensors)
         return outputs
+
+
+def _step_of(program: ModelProgram) -> CalledStep:
+    assert isinstance(program.step, CalledStep)
+    return program.step
+
+
+def _may_leave_others(program: ModelProgram) -> bool:
+    """Return whether it is unknown if the program's calls put something in the place of tensors that are there now."""
+    return may_leave_others(_step_of(program))
 
 
 def _draws_or_counts(model: nn.Module) -> bool:

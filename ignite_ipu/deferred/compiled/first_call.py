@@ -166,6 +166,7 @@ def call_first(
                 raise
         if grows:
             behind.shrink()
+        behind.put_cleared_back()
         _put_memory_back(held_buffers, buffers)
         pairs = [(buffers[path], values) for path, values in values_before.items()]
         for buffer, values in (*pairs, *made_buffers.found):

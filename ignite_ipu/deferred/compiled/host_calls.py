@@ -154,8 +154,8 @@ class HostCall(NamedTuple):
         reads, writes: The names of the buffers that its operators and its result have, and of those that it wrote into.
         draws: Whether it drew random numbers of PyTorch's.
         shared: The memory of arguments and weights, some of which may be that of the output.
-        left: Places where it stores tensors for other code; `results` then has its output, and the tensors in these
-            places.
+        left: Places where it stores tensors for other code, or something instead of tensors; `results` then has its
+            output, and the values in these places.
         with_gradients: Whether gradients flow through the tensors of `results` as in eager PyTorch.
         returned: The tensors of the output that are parameters, buffers, arguments or views, or constants, with their
             positions.
@@ -224,6 +224,7 @@ def called_on_host(
     left_at: List[Place] = []
     left: List[Any] = []
     begun: List[LeftBehind] = []
+    cleared: List[Tuple[Place, Any]] = []
     kept_before: List[torch.Tensor] = []
     returned: List[Any] = []
     assigned: Set[str] = set()
@@ -248,6 +249,8 @@ def called_on_host(
         own = GivenArguments(what, structure, tuple(copies))
         given[:] = [own]
         random = torch.get_rng_state()
+        for place, value in cleared:  # so that this call clears them, too
+            place.write(value)
         behind = None if named is None else LeftBehind(named, words)
         recorder.writes = WeightWriteGuard(model, buffers)
         with GradientHookGuard(), ForwardGuard(), recorder:
@@ -272,6 +275,7 @@ def called_on_host(
         if behind is not None:
             left_at[:] = [place for place in behind.places(grows) if is_flat(place.read())]
             left[:] = [place.read() for place in left_at]
+            cleared[:] = behind.cleared()
             if grows:
                 behind.shrink()
             elif begun and behind.grows:

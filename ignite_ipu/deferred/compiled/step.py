@@ -269,6 +269,10 @@ class CalledStep(ReadyStep):
 
     `words` are the names of attributes that other code reads, in which it may store tensors; `grows` is True if each
     call adds to lists.
+
+    Attributes:
+        left: The places where it stores tensors, or something instead of tensors.
+        unsure: Other places of which it is unknown whether it stores something there.
     """
 
     leaves_behind = True
@@ -288,8 +292,9 @@ class CalledStep(ReadyStep):
         self._shapes = tuple(shapes)
         # The structure of the returned tensors; a list, because PopTorch traces a shallow copy of this module.
         self._output: List[Structure] = []
-        self._left: List[Place] = []
-        self.written = _WrittenByCall((self._output, self._left), model, self.host_weights, returned=True)
+        self.left: List[Place] = []
+        self.unsure: Sequence[Place] = ()
+        self.written = _WrittenByCall((self._output, self.left), model, self.host_weights, returned=True)
         self._on_host = _HostResults()
 
     @property
@@ -312,9 +317,9 @@ class CalledStep(ReadyStep):
             with torch.no_grad():
                 own_ids = in_place_of_results(results, returned, self.model, given, current_line())
             output = unflatten(self._output[0], results)
-        if self._left:
+        if self.left:
             output, left = output
-            put(self._left, left, own_ids)
+            put(self.left, left, own_ids)
         return output
 
     def forward(self, *leaves: Any) -> Any:
@@ -351,18 +356,18 @@ class CalledStep(ReadyStep):
     def _called(self, call: Callable[[], Any]) -> Any:
         """Return the result of a call and the tensors that it stores; the first call records their places."""
         if self._output:
-            return called_beside(self._left, call)
+            return called_beside(self.left, call)
         behind = LeftBehind(named_by(self.model), self._words)
         output = with_items(call())
         constants = behind.constants(self.shown.constant)
         known = {id(constant) for _, constant in constants}
         left_at = [place for place in behind.places(self._grows) if id(place.read()) not in known]
-        self._left[:] = [place for place in left_at if is_flat(place.read())]
-        left = [place.read() for place in self._left]
+        self.left[:] = [place for place in left_at if is_flat(place.read())]
+        left = [place.read() for place in self.left]
         behind.put_back()
         for place, constant in constants:
             place.write(constant)
-        leave_all([place.read() for place in self._left])
+        leave_all([place.read() for place in self.left])
         return (output, left) if left else output
 
 

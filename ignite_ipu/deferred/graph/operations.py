@@ -186,7 +186,9 @@ class CallSignature:
             call computes with, and of those that it writes into.
         draws: Whether the call draws random numbers.
         warned: Whether a warning was logged that it draws them in two programs.
-        left: Places where the call stores tensors for other code; `result` then includes the tensors in these places.
+        left: Places where the call stores tensors for other code, or None and the like instead of tensors; `result`
+            then includes the values in these places.
+        unsure: Other places of which it is unknown whether the call stores something there.
         evaluates: Whether every module of the captured model is in evaluation mode, and the call draws and writes
             nothing: an inference program computes the same.
         went_backward: Whether gradients have flowed through such a call.
@@ -213,6 +215,7 @@ class CallSignature:
     returned: Sequence[Tuple[int, Returned]] = ()
     described: FrozenSet[int] = frozenset()
     reads: Sequence[str] = ()
+    unsure: Sequence[Place] = ()
 
     def __post_init__(self) -> None:
         self.single = self.result is LEAF

@@ -42,7 +42,7 @@ from ignite_ipu.deferred.tensor.stored_values import bring_waiting
 from ignite_ipu.deferred.tensor.without_graph import without_graph
 from ignite_ipu.deferred.tensor.written_tensors import WAITING
 from ignite_ipu.errors import CaptureError, IPUError
-from ignite_ipu.program.forward.left_behind import put
+from ignite_ipu.program.forward.left_behind import LeftPlaces, put
 from ignite_ipu.program.module_state import NEVER
 from ignite_ipu.program.module_tables import CHANGES
 from ignite_ipu.program.tensors.raw import named_tensors, plain, requires_grad
@@ -63,6 +63,7 @@ class CapturedModel:
         path: Where in the loop's module this one is.
         tables: The count of changes of tables of tensors when the model was last found to have its own weights.
         outside: The tensors outside of the model that its code computes with.
+        left: The places where its calls store tensors.
     """
 
     def __init__(self, model: nn.Module, setup: Setup, loop: Optional[Loop] = None) -> None:
@@ -72,6 +73,7 @@ class CapturedModel:
         self.tables = NEVER
         # By name, buffers that a call has written in which the model's code raised an error.
         self._failed: Dict[str, torch.Tensor] = {}
+        self.left = LeftPlaces()
         self._calls = RecordedCalls(self, self._failed)
         self.outside = OutsideTensors(model)
         self._tensors: Dict[str, torch.Tensor] = {}
@@ -186,10 +188,11 @@ class CapturedModel:
             if not self.continues_a_step(args, kwargs):
                 loop.setup.observer.called(self, recorded=False)
                 loop.session.hooks.follower.check_evaluation()
+                evaluated = functools.partial(loop.evaluation.run, outside=self.outside, left=self.left)
                 if not grad:
-                    return loop.evaluation.run(args, kwargs, self.model, failed=self._failed, outside=self.outside)
+                    return evaluated(args, kwargs, self.model, failed=self._failed)
                 show = functools.partial(self._shown, (args, kwargs))
-                return loop.evaluation.run(args, kwargs, self.model, show, grad, self._failed, self.outside)
+                return evaluated(args, kwargs, self.model, show, grad, self._failed)
             if not (grad or self.is_frozen):
                 raise not_frozen(self)
         return self._calls.record(args, kwargs)
@@ -263,7 +266,7 @@ class CapturedModel:
 
         with self._as_then(call), torch.no_grad():
             loop.buffers.before_evaluation(self.name)
-            loop.evaluation.run(args, kwargs, self.model, show, signature.grad)
+            loop.evaluation.run(args, kwargs, self.model, show, signature.grad, left=self.left)
         put(signature.left, stored)
         if [tuple(each.shape) for each in found] != [shape.size for shape in signature.shapes]:
             found = leaves_in(self.called_with(call, leaves))  # with the tensors that it stores elsewhere

@@ -22,7 +22,7 @@ from ignite_ipu.deferred.tensor.returned_views import in_place_of_results
 from ignite_ipu.deferred.tensor.stored_values import bring_waiting
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, WeightView, deferred_results
 from ignite_ipu.errors import IPUError
-from ignite_ipu.program.forward.left_behind import put
+from ignite_ipu.program.forward.left_behind import may_leave_others, put
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.modules import all_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
@@ -75,7 +75,7 @@ class RecordedCalls:
         leaves: List[Any] = []
         values = (*args, *kwargs.values()) if kwargs else args
         signature = signatures.look_up([len(args), *kwargs], values, leaves, ())
-        if signature is None:
+        if signature is None or (signature.unsure and may_leave_others(signature)):
             signature, leaves = self._found_out(signatures, args, kwargs, grad, line)
         operation = Operation(signature, self._model, leaves, line)
         note_call = loop.updates.weights.note_call
@@ -116,8 +116,9 @@ class RecordedCalls:
         with DisableTorchFunctionSubclass():
             leaves = [as_leaf(leaf, line) for leaf in found]
             key = (structure.key, tuple([leaf.shape.key for leaf in leaves]))
-            signature: Optional[CallSignature] = signatures.templates.get(key)
-            if signature is None:
+            known: Optional[CallSignature] = signatures.templates.get(key)
+            signature = known
+            if known is None or may_leave_others(known):
                 found_out = self._called_on_host(structure, leaves, grad)
                 # A first call may set something up, such as a cache or the weights of lazy layers.
                 loop: Loop = self._model.loop
@@ -125,9 +126,11 @@ class RecordedCalls:
                 modes = loop.modes.now()
                 signatures = self._signatures(modes, grad)
                 signature = signatures.templates.get(key)
-                if signature is None:
+                if signature is None or signature is known:
                     signature, signature.modes = found_out, modes
                     signatures.templates[key] = signature
+                    self._model.left.learn(signature)
+            assert signature is not None
             signatures.learn([len(args), *kwargs], (*args, *kwargs.values()), (), signature)
             return signature, leaves
 

@@ -7,11 +7,12 @@ call.
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict, deque
 from itertools import repeat
 from operator import is_
 from types import CellType, GetSetDescriptorType, MemberDescriptorType, ModuleType
-from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Optional, Protocol, Sequence, Set, Tuple
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from torch import nn
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.module_attributes import constant_of, plain_attributes, tensors_in
 from ignite_ipu.program.guards.names import Named
-from ignite_ipu.program.guards.values import FUNCTIONS, elements_of, leave_behind, note_stored
+from ignite_ipu.program.guards.values import FUNCTIONS, elements_of, is_left_behind, leave_behind, note_stored
 from ignite_ipu.program.tensors.iterators import with_items
 from ignite_ipu.program.tensors.trees import PLAIN, attributes_of, restore_contents
 from ignite_ipu.program.user_code import current_line
@@ -48,6 +49,15 @@ class Place:
 
     def __init__(self, owner: Any, key: Any) -> None:
         self._owner, self._key = owner, key
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return False
+        same = other._owner is self._owner or (isinstance(self._owner, Place) and other._owner == self._owner)
+        return same and bool(other._key == self._key)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._key))
 
     def read(self) -> Any:
         """Return the present values."""
@@ -85,6 +95,15 @@ class Place:
         """The number of containers that it is in."""
         return self._owner.depth + 1 if isinstance(self._owner, Place) else 0
 
+    @property
+    def has_left(self) -> bool:
+        """True if there are tensors that a call has left."""
+        return any(map(is_left_behind, tensors_in(self.read())))
+
+    def is_within(self, places: Container[Place]) -> bool:
+        """Return whether it is an entry of what is at one of some places."""
+        return isinstance(self._owner, Place) and (self._owner in places or self._owner.is_within(places))
+
     def clear(self) -> None:
         """Remove, before a call, values that PyTorch would not have then."""
 
@@ -115,6 +134,8 @@ class Added(Place):
 
 class LeftBehind:
     """Finds the places of a model in which there are other tensors after a call than before, when this was made.
+
+    Or none, where an earlier call has left some: then others find there what this call has put instead, such as None.
 
     Args:
         named: The values that the model's code reaches by names.
@@ -187,19 +208,33 @@ class LeftBehind:
                     self._note_value(Place(place, key), entry, name)
 
     def places(self, grows: bool = False) -> List[Place]:
-        """Return where there are others now; those of lists that grow are taken away before each call."""
-        found = []
+        """Return where there are others now; those of lists that grow are taken away before each call.
+
+        Those come last that are entries no more, beginning with the last of a list.
+        """
+        found: List[Place] = []
+        removed: List[Place] = []
         for place, before, name in [*self._changed_attributes(), *self._before]:
             value = place.read()
             # Remaining containers have other places.
-            if value is not before and self._is_new(value) and self._may_be(name):
-                found.append(place)
+            if value is not before and (self._is_new(value) or _is_cleared(before, value)) and self._may_be(name):
+                (removed if value is _MISSING else found).append(place)
         for place, filled, before, name in self._collections():
             if place.read() is filled:
                 for key, value in _added(filled, before):
                     if self._is_new(value) and self._may_be(name):
                         found.append((Added if grows and _grows(filled, value) else Place)(place, key))
-        return found
+        return [*found, *[place for place in reversed(removed) if not place.is_within(found)]]
+
+    def cleared(self) -> List[Tuple[Place, Any]]:
+        """Return where there are no tensors of an earlier call any more, with the values from before."""
+        pairs = [(place, before) for place, before, _ in [*self._changed_attributes(), *self._before]]
+        return [(place, before) for place, before in pairs if _is_cleared(before, place.read())]
+
+    def put_cleared_back(self) -> None:
+        """Put the tensors of an earlier call back that this one has cleared, so that the next one clears them, too."""
+        for place, before in self.cleared():
+            place.write(before)
 
     def constants(self, value_of: Callable[[torch.Tensor], Optional[torch.Tensor]]) -> List[Tuple[Place, torch.Tensor]]:
         """Return the attributes of modules in which a trace has replaced a tensor by a constant, with the constant.
@@ -270,6 +305,44 @@ class LeftBehind:
             restore_contents(filled, before)
 
 
+class KindOfCall(Protocol):
+    """Calls of one kind, which all store values in the same places, `left`.
+
+    Attributes:
+        unsure: Other places of which it is unknown whether they store something there, as there were no tensors yet.
+    """
+
+    @property
+    def left(self) -> Sequence[Place]: ...
+
+    unsure: Sequence[Place]
+
+
+class LeftPlaces:
+    """The places in which any kind of calls of a model leaves tensors.
+
+    A call of another kind may put something else there, such as None. That shows when there are tensors before.
+    """
+
+    def __init__(self) -> None:
+        self._places: Dict[Place, None] = {}
+        self._kinds: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def learn(self, kind: KindOfCall) -> None:
+        """Take over the places of a kind of calls, one of which was made just now and has stored nothing."""
+        new = [place for place in kind.left if place not in self._places]
+        self._places.update(dict.fromkeys(new))
+        for other in self._kinds if new else ():
+            other.unsure = [*other.unsure, *[place for place in new if place not in other.left]]
+        kind.unsure = [place for place in self._places if not (place in kind.left or place.has_left)]
+        self._kinds.add(kind)
+
+
+def may_leave_others(kind: KindOfCall) -> bool:
+    """Return whether there are tensors now where it is unknown if such a call puts something else."""
+    return bool(kind.unsure) and any(place.has_left for place in kind.unsure)
+
+
 def _cell_contents(cell: CellType) -> Any:
     try:
         return cell.cell_contents
@@ -301,6 +374,11 @@ def _grows(filled: Any, added: Any) -> bool:
     """Return whether a container to which a call has added a value may hold more after another call."""
     within = added.values() if isinstance(added, dict) else [added]
     return not isinstance(filled, dict) or any(map(_is_list, within))
+
+
+def _is_cleared(before: Any, now: Any) -> bool:
+    """Return whether a value had tensors of an earlier call, and there are none now."""
+    return any(map(is_left_behind, tensors_in(before))) and not tensors_in(now)
 
 
 def _is_list(value: Any) -> bool:
