@@ -11,7 +11,7 @@ import torch
 
 from ignite_ipu.parity.differences import Distance
 from ignite_ipu.program.tensors.raw import dtype_of, is_on_cpu, layout_of, shape_of, size_of
-from ignite_ipu.program.tensors.trees import opened
+from ignite_ipu.program.tensors.trees import Attribute, opened
 from ignite_ipu.torch_names.lists import flatten_tensors
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
@@ -155,6 +155,8 @@ def leaves(value: Any, place: str = "", depth: int = 0) -> List[Tuple[str, Any]]
     found: List[Tuple[str, Any]] = []
     keys = container.keys or range(len(container.parts))
     for key, part in zip(keys, container.parts):
+        if type(key) is Attribute:  # as of a state dict: a file has its entries
+            continue
         if isinstance(part, _LEAVES):
             found.append((f"{place}[{key!r}]", part))
         else:

@@ -10,7 +10,8 @@ from typing import (
 from torch import nn
 
 from ignite_ipu.program.guarded_trace import guarded
-from ignite_ipu.program.step import BatchStep, call_model, check_output, unchanged
+from ignite_ipu.program.outputs import check_output, known_to_poptorch
+from ignite_ipu.program.step import BatchStep, call_model, unchanged
 
 
 class EvaluationStep(BatchStep):
@@ -50,4 +51,4 @@ class EvaluationStep(BatchStep):
             y_pred = self.call_model(x)
             self.computed.mark()
             check_output(y_pred)
-            return self.written.beside(y_pred, self.model)
+            return self.written.beside(known_to_poptorch(y_pred), self.model)

@@ -16,8 +16,7 @@ import dataclasses
 import enum
 import functools
 import numbers
-from collections import OrderedDict
-from typing import Any, Dict, Hashable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Hashable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -26,7 +25,8 @@ from ignite_ipu.errors import BatchError
 from ignite_ipu.program.guards.values import Same
 from ignite_ipu.program.micro_batches import PerMicroBatch
 from ignite_ipu.program.objects import contents
-from ignite_ipu.program.tensors.trees import PLAIN, opened, opened_record
+from ignite_ipu.program.tensors.attributes import attributes_on, carrying
+from ignite_ipu.program.tensors.trees import PLAIN, Make, opened, opened_record
 
 _FROZEN = (*(PLAIN - {int, float}), np.bool_, enum.Enum, slice, range)
 _OBJECTS = ("object", "constant")
@@ -100,7 +100,9 @@ class BatchLayout:
         """Return the rest of `of`'s result for tensors that have this layout; None if that is not enough to decide."""
         if not self._is_flat:
             return None
-        given = [(part.shape, part.dtype) if type(part) is torch.Tensor else None for part in parts]
+        given = [
+            (part.shape, part.dtype) if type(part) is torch.Tensor and not part.__dict__ else None for part in parts
+        ]
         return list(parts) if tuple(given) == self._tensors else None
 
     def rebuild(self, leaves: Sequence[Any]) -> Tuple[Any, ...]:
@@ -182,7 +184,9 @@ class _Contents:
 def _flatten(value: Any, path: str, taken: List[Tuple[str, Any]]) -> _Node:
     if isinstance(value, torch.Tensor):
         taken.append((path, value))
-        return _ROWS if value.dim() else _SCALAR
+        node = _ROWS if value.dim() else _SCALAR
+        attributes = attributes_on(value)
+        return _carrying(node, attributes, path, taken) if attributes else node
     if isinstance(value, _FROZEN):
         return _Node("frozen", type(value), value)
     if isinstance(value, (numbers.Real, PerMicroBatch)):
@@ -190,9 +194,6 @@ def _flatten(value: Any, path: str, taken: List[Tuple[str, Any]]) -> _Node:
         return _SCALAR
     container = opened(value) or opened_record(value)
     if container is not None:
-        if isinstance(value, Mapping):
-            # Tokenizers return mappings of their own, which the compiled model sees as plain dictionaries.
-            container = container._replace(value=OrderedDict() if isinstance(value, OrderedDict) else {})
         places = zip(_keys(container.keys, container.parts), container.parts)
         children = tuple(_flatten(part, f"{path}[{key}]", taken) for key, part in places)
         return _Node("container", type(container.value), container.keys, children, container.maker())
@@ -206,6 +207,14 @@ def _flatten(value: Any, path: str, taken: List[Tuple[str, Any]]) -> _Node:
         return _Node("constant", type(value), held)
     taken.append((path, value))
     return _Node("object", type(value), held)
+
+
+def _carrying(node: _Node, attributes: Dict[str, Any], path: str, taken: List[Tuple[str, Any]]) -> _Node:
+    """Return the place of a tensor with attributes."""
+    names = tuple(attributes)
+    children = (node, *[_flatten(part, f"{path}.{name}", taken) for name, part in attributes.items()])
+    make: Make = lambda parts: carrying(parts[0], dict(zip(names, parts[1:])))  # noqa: E731
+    return _Node("container", torch.Tensor, ("values", *names), children, make)
 
 
 def _keys(keys: Sequence[Any], parts: Sequence[Any]) -> Sequence[Any]:

@@ -8,7 +8,6 @@ from typing import (
     Callable,
     Iterator,
     List,
-    Mapping,
     Sequence,
     Tuple,
 )
@@ -17,7 +16,6 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.errors import OutputError
 from ignite_ipu.program.forward.assigned_buffers import assignments_written
 from ignite_ipu.program.forward.computed_attributes import ComputedAttributes
 from ignite_ipu.program.forward.half_precision import in_half
@@ -26,7 +24,6 @@ from ignite_ipu.program.forward.shown_buffers import ShownBuffers
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.host_weights import HostWeights
 from ignite_ipu.program.step_layout import StepLayout
-from ignite_ipu.program.tensors.trees import leaves_of, map_tensors, opened_record, tensors_in
 from ignite_ipu.program.written_buffers import WrittenBuffers
 
 
@@ -146,14 +143,13 @@ class BatchStep(nn.Module):
         return False
 
     def call_model(self, x: Any) -> Any:
-        """Return the model's transformed output for the inputs `x`, mappings that PopTorch does not know as dicts."""
+        """Return the model's transformed output for the inputs `x`."""
         with in_half(self.half_products):
             with assignments_written(self.model):
                 output = self.model_fn(self.model, x)
             for stages in self.stages:
                 stages.check_ran()
-            output = self.model_transform(output)
-        return map_tensors(output, lambda tensor: tensor)
+            return self.model_transform(output)
 
 
 @contextlib.contextmanager
@@ -164,29 +160,3 @@ def opened(stages: List[Any], added: Any) -> Iterator[None]:
         yield
     finally:
         stages.clear()
-
-
-def check_output(output: Any) -> None:
-    """Refuse an output that would come back without its tensors, or that has none."""
-    for leaf in leaves_of(output, records=False):
-        if not isinstance(leaf, torch.Tensor) and opened_record(leaf) is not None:
-            raise OutputError(
-                f"The model's output contains a {type(leaf).__qualname__}, whose tensors PopTorch does not find. Take "
-                "them out with model_transform, for example model_transform=lambda output: output.logits."
-            )
-    if not tensors_in(output):
-        raise OutputError(
-            f"The model's output is {describe_value(output)}, in which there is no tensor, so nothing can come back "
-            "from the device. Return a tensor or a tuple, list or dict of tensors (model_transform can convert it)."
-        )
-
-
-def describe_value(value: Any) -> str:
-    """Return the description of a value in messages."""
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)} items ({', '.join(describe_value(item) for item in value)})"
-    if isinstance(value, Mapping):
-        return f"a {type(value).__name__} with the keys {list(value)}"
-    return f"a {type(value).__name__}" if value is not None else "None"

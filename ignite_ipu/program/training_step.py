@@ -17,7 +17,8 @@ from ignite_ipu.errors import LossError, logger
 from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.guarded_trace import guarded
 from ignite_ipu.program.micro_batches import first_micro_batch
-from ignite_ipu.program.step import BatchStep, call_model, check_output, describe_value, unchanged
+from ignite_ipu.program.outputs import check_output, describe_value, known_to_poptorch
+from ignite_ipu.program.step import BatchStep, call_model, unchanged
 from ignite_ipu.program.tensors.rows import row_count
 from ignite_ipu.program.tensors.trees import map_tensors
 from ignite_ipu.torch_names.modules import NormWithStatistics
@@ -118,7 +119,7 @@ class TrainingStep(BatchStep):
             if traced:
                 self._check_differentiable(loss)
         loss = self.marked_loss(loss)
-        return (y_pred if self.predictions else None), loss
+        return (known_to_poptorch(y_pred) if self.predictions else None), loss
 
     def run_with(self, model: nn.Module, *leaves: Any) -> Any:
         """Return the loss of a micro-batch with another model, the output where that is the loss."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from dataclasses import dataclass
 from typing import Any, Callable, List, Optional
 
@@ -38,6 +39,37 @@ class Slotted:
 class Fields:
     tensors: torch.Tensor
     mask: Optional[torch.Tensor]
+
+
+class AttrDict(dict):  # type: ignore[type-arg]
+    """A dictionary that is the table of its own attributes, as models get for batches."""
+
+    def __init__(self, **entries: Any) -> None:
+        super().__init__(entries)
+        self.__dict__ = self
+
+
+class Marked(dict):  # type: ignore[type-arg]
+    """A dictionary with attributes that are no entries, and one that is."""
+
+    def __init__(self, tensors: torch.Tensor, mask: torch.Tensor) -> None:
+        super().__init__(tensors=tensors)
+        self.tensors, self.mask = self["tensors"], mask
+
+
+class Encoding(UserDict):  # type: ignore[type-arg]
+    """A mapping around a dictionary, as tokenizers return."""
+
+    tensors = property(lambda self: self.data["tensors"])
+    mask = property(lambda self: self.data["mask"])
+
+
+def with_mask(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that has others as attributes."""
+    padded = x.clone()
+    padded.mask = mask_of(x)  # type: ignore[attr-defined]
+    padded.tensors = x * 2  # type: ignore[attr-defined]
+    return padded
 
 
 class Net(nn.Module):
@@ -83,8 +115,12 @@ def trained(make: Callable[[torch.Tensor], Any], captures: bool) -> List[float]:
         lambda x: Images(x, None),
         lambda x: Slotted(x, mask_of(x)),
         lambda x: {"images": [Images(x, mask_of(x))]},
+        lambda x: {"images": [AttrDict(tensors=x, mask=mask_of(x))]},
+        lambda x: {"images": [Marked(x, mask_of(x))]},
+        lambda x: Encoding(tensors=x, mask=mask_of(x)),
+        with_mask,
     ],
-    ids=["of a class", "without a part", "with slots", "in a list of a mapping"],
+    ids=["of a class", "without a part", "slots", "in a list", "attrdict", "marked", "mapping", "tensor"],
 )
 def test_their_tensors_are_inputs(make: Any) -> None:
     assert trained(make, captures=True) == pytest.approx(trained(make, captures=False), rel=1e-4)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any, Callable, Iterator, List
 
 import pytest
@@ -54,6 +56,25 @@ def squashed_loss(given: TransformedDistribution) -> torch.Tensor:
     return given.base_dist.mean.pow(2).mean() - given.log_prob(drawn).mean()
 
 
+@dataclass
+class Output(OrderedDict):  # type: ignore[type-arg]
+    """A dictionary whose entries are attributes, too, as the outputs of many models are."""
+
+    scores: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self["scores"] = self.scores
+
+
+class Pair(tuple):  # type: ignore[type-arg]
+    """A tuple with attributes, whose class is called with other arguments."""
+
+    def __new__(cls, scores: torch.Tensor, factor: float) -> Any:
+        made = super().__new__(cls, (scores, scores * factor))
+        made.scores, made.twice = made[0], scores * 2
+        return made
+
+
 class Net(nn.Module):
     def __init__(self, make: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
@@ -87,6 +108,11 @@ def trained(make: Callable[[torch.Tensor], Any], loss_of: Callable[[Any], torch.
     [
         (Answer, Answer.loss),
         (lambda scores: {"found": (Slotted(scores), 1)}, lambda given: given["found"][0].loss()),
+        (Output, lambda given: F.cross_entropy(given.scores, Y) + 0.1 * given["scores"].pow(2).mean()),
+        (
+            lambda scores: Pair(scores, 3),
+            lambda given: F.cross_entropy(given.scores, Y) + (given[1] * given.twice).mean(),
+        ),
         (lambda scores: Categorical(logits=scores), lambda given: -given.log_prob(Y).mean() - given.entropy().mean()),
         (
             lambda scores: Independent(Normal(scores, F.softplus(scores) + 1), 1),
@@ -98,6 +124,8 @@ def trained(make: Callable[[torch.Tensor], Any], loss_of: Callable[[Any], torch.
     ids=[
         "of a class",
         "with slots, in a mapping",
+        "entries as attributes",
+        "tuple",
         "distribution",
         "distribution in another",
         "transform that caches",

@@ -30,6 +30,14 @@ class Named(NamedTuple):
     y: torch.Tensor
 
 
+class AttrDict(dict):
+    """A dictionary that is the table of its own attributes."""
+
+    def __init__(self, x, y):
+        super().__init__(x=x, y=y)
+        self.__dict__ = self
+
+
 class Plain:
     """A class of its own, which only Plain's parser makes known to PopTorch."""
 
@@ -116,7 +124,7 @@ def _registered():
 
 
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("kind", [Fields, Named, Plain, Registered, Slotted, Nested, Keyed])
+@pytest.mark.parametrize("kind", [Fields, Named, AttrDict, Plain, Registered, Slotted, Nested, Keyed])
 def test_training_and_evaluation_are_native(kind, whole):
     """Whether the model takes the batch or a part of it; of incomplete calls, too, every sample counts once."""
     model, reference = OfBatches() if whole else network(), network()

@@ -42,11 +42,11 @@ def test_structure_survives() -> None:
 
 
 def test_ordered_dicts_and_foreign_mappings() -> None:
-    """Mappings of other classes, such as a tokenizer's result, arrive as plain dicts."""
+    """Mappings of other classes, such as a tokenizer's result, arrive as they are."""
     from collections import UserDict
 
     seen = through_the_device([OrderedDict(a=torch.zeros(2)), UserDict(b=torch.zeros(2))])
-    assert type(seen[0]) is OrderedDict and type(seen[1]) is dict
+    assert type(seen[0]) is OrderedDict and type(seen[1]) is UserDict
 
 
 @pytest.mark.parametrize(

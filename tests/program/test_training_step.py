@@ -208,12 +208,22 @@ def test_a_loss_that_reaches_no_parameter_is_refused(loss_fn: Any) -> None:
         step_once(TrainingStep(linear(), loss_fn), X, T)
 
 
+class Marked(list):  # type: ignore[type-arg]
+    def __init__(self, entries: Any, extra: torch.Tensor) -> None:
+        super().__init__(entries)
+        self.extra = 2 * extra
+
+
 @pytest.mark.parametrize(
     ("output", "message"),
     [
         (lambda y_pred: None, "The model's output is None, in which there is no tensor"),
         (lambda y_pred: {"mode": "x"}, r"a dict with the keys \['mode'\]"),
         (lambda y_pred: (y_pred, SimpleNamespace(logits=y_pred)), "contains a SimpleNamespace, whose tensors"),
+        (
+            lambda y_pred: Marked([y_pred], y_pred),
+            "contains a Marked, whose tensors .* in its attribute extra",
+        ),
     ],
 )
 def test_outputs_without_tensors(output: Any, message: str) -> None:

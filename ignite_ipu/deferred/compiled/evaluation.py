@@ -15,7 +15,7 @@ from ignite_ipu.deferred.compiled.places import Places, execution_of, one_after_
 from ignite_ipu.deferred.compiled.step import CalledStep
 from ignite_ipu.deferred.graph.modes_then import ModesThen
 from ignite_ipu.deferred.graph.outside import OperandsRead, OutsideTensors
-from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, refuse_sparse
+from ignite_ipu.deferred.graph.structure import Structure, flatten, is_bare_tensor, leaves_in, refuse_sparse
 from ignite_ipu.deferred.tensor.deferred_values import resolved
 from ignite_ipu.errors import CaptureError, IPUError, RowsError, logger
 from ignite_ipu.poptorch_types import Options
@@ -78,12 +78,12 @@ class CapturedEvaluation:
             ComposedError: Some of these are another captured model's.
         """
         grad = grad and self._has_trained_encoder(model)
-        given = leaves_in((args, kwargs))
+        given = leaves_in((args, kwargs), is_bare_tensor)
         args, kwargs = resolved((args, kwargs))
         if _draws_or_counts(model):
             return show(self.run_on_host(model, args, kwargs, current_line()))
         tensors: List[torch.Tensor] = []
-        structure = flatten((args, kwargs), tensors)
+        structure = flatten((args, kwargs), tensors, is_bare_tensor)
         if not tensors:
             # It computes from weights alone, as parametrizations do, and no program runs without an input.
             self._session.weights.to_host()

@@ -24,6 +24,7 @@ from torch.nn.parameter import is_lazy
 from ignite_ipu.deferred.compiled.host_calls import HeldBuffers, changed_values
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
 from ignite_ipu.deferred.graph.structure import (
+    is_bare_tensor,
     leaves_in,
     mapped,
 )
@@ -114,7 +115,7 @@ def call_first(
     buffers = {path: plain(each) for path, each in held_buffers.items()}
     values_before = {path: each.clone() for path, each in buffers.items()}
     state = host_random_state()
-    args, kwargs = mapped((args, kwargs), torch.Tensor.clone)
+    args, kwargs = mapped((args, kwargs), torch.Tensor.clone, is_bare_tensor)
     made_buffers = _MadeBuffers(model)
     named = named_by(model)
     behind, grows = LeftBehind(named, ()), False
@@ -132,7 +133,7 @@ def call_first(
 
     def call_once() -> Any:
         with given:
-            given_now, named_now = mapped((args, kwargs), torch.Tensor.clone)
+            given_now, named_now = mapped((args, kwargs), torch.Tensor.clone, is_bare_tensor)
             return with_items(model(*given_now, **named_now))
 
     with session.weights.put_back_unnoticed():

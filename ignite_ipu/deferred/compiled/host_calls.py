@@ -31,6 +31,7 @@ from ignite_ipu.deferred.graph.returned import Returned, returned_in
 from ignite_ipu.deferred.graph.structure import (
     Structure,
     flatten,
+    is_bare_tensor,
     is_flat,
     leaves_in,
     objects_in,
@@ -116,7 +117,8 @@ class GivenArguments:
     def check(self) -> None:
         """Refuse a call that has put other values into its arguments."""
         now: List[Any] = []
-        same = flatten((self.args, self.kwargs), now).key == self._structure.key and len(now) == len(self._leaves)
+        key = flatten((self.args, self.kwargs), now, is_bare_tensor).key
+        same = key == self._structure.key and len(now) == len(self._leaves)
         if not same or any(mine is not theirs for mine, theirs in zip(now, self._leaves)):
             raise CaptureError(self._what + _CHANGES_ARGUMENT)
 

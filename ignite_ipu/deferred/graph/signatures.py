@@ -111,7 +111,7 @@ class Signatures:
                 continue
             else:
                 tensor = value
-            if tensor.requires_grad or id(tensor) in OWNED or not tensor.is_cpu:
+            if tensor.requires_grad or id(tensor) in OWNED or not tensor.is_cpu or tensor.__dict__:
                 break
             try:
                 key.append((tensor.shape, tensor.stride(), tensor.dtype))

@@ -12,9 +12,10 @@ from torch import nn
 from torch.distributions.transforms import ExpTransform, Transform
 
 from ignite_ipu.deferred.graph.owners import parameter_of
-from ignite_ipu.errors import CaptureError
+from ignite_ipu.errors import BatchError, CaptureError
 from ignite_ipu.program.guards.values import Same
 from ignite_ipu.program.objects import contents, contents_of_class
+from ignite_ipu.program.tensors.attributes import attributes_on, carrying
 from ignite_ipu.program.tensors.iterators import opened_items
 from ignite_ipu.program.tensors.trees import PLAIN, Container, attributes_of, opened, opened_object
 
@@ -48,6 +49,11 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
+def is_bare_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor without attributes; `flatten` takes those of others for parts."""
+    return isinstance(value, torch.Tensor) and not attributes_on(value)
+
+
 def is_tensor_or_array(value: Any) -> bool:
     """Return whether a value is a tensor or an array of numpy, with which functions that the host calls compute."""
     return isinstance(value, (torch.Tensor, np.ndarray))
@@ -57,10 +63,11 @@ def flatten(value: Any, leaves: List[Any], is_leaf: Callable[[Any], bool] = is_t
     """Append the leaves of `value` to `leaves` and return the structure around them.
 
     Tuples (named ones too), lists, deques, slices, mappings and their views, namespaces and dataclasses are looked
-    into, and so are other objects with tensors, and transforms of distributions. Anything else that is no leaf becomes
-    part of the structure, with its contents.
+    into, with their attributes, and so are other objects with tensors, and transforms of distributions. Anything else
+    that is no leaf becomes part of the structure, with its contents.
 
     Raises:
+        BatchError: A container is made by code of C alone.
         CaptureError: An object of another kind holds tensors, or the value is a numpy array or a cache of generation.
     """
     if is_leaf(value):
@@ -72,6 +79,8 @@ def flatten(value: Any, leaves: List[Any], is_leaf: Callable[[Any], bool] = is_t
     container = opened(value) or opened_items(value)
     of_class: Hashable = ()
     if container is None:
+        if isinstance(value, torch.Tensor):
+            return _carrying(value, leaves, is_leaf)
         container = opened_object(value) or _opened_record(value)
         if container is None:
             return _opaque(value)
@@ -85,6 +94,17 @@ def flatten(value: Any, leaves: List[Any], is_leaf: Callable[[Any], bool] = is_t
         return make([part.build(remaining) for part in parts])
 
     return Structure((kind, of_class, container.keys, *[part.key for part in parts]), build)
+
+
+def _carrying(tensor: torch.Tensor, leaves: List[Any], is_leaf: Callable[[Any], bool]) -> Structure:
+    leaves.append(tensor)
+    parts = {name: flatten(part, leaves, is_leaf) for name, part in attributes_on(tensor).items()}
+
+    def build(remaining: Iterator[Any]) -> Any:
+        built = next(remaining)
+        return carrying(built, {name: part.build(remaining) for name, part in parts.items()})
+
+    return Structure(("tensor", *[(name, part.key) for name, part in parts.items()]), build)
 
 
 def _opened_record(value: Any) -> Optional[Container]:
@@ -150,7 +170,7 @@ def is_flat(value: Any) -> bool:
     """Return whether `flatten` finds all tensors in a value."""
     try:
         flatten(value, [])
-    except CaptureError:
+    except (BatchError, CaptureError):
         return False
     return True
 

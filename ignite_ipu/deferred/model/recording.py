@@ -14,7 +14,7 @@ from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value
 from ignite_ipu.deferred.graph.outside import ComposedError
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures
-from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, unflatten
+from ignite_ipu.deferred.graph.structure import Structure, flatten, is_bare_tensor, leaves_in, unflatten
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.waiting import settle_sharing
 from ignite_ipu.deferred.tensor.deferred_values import as_leaf
@@ -89,7 +89,8 @@ class RecordedCalls:
         own: FrozenSet[int] = frozenset()
         if signature.returned:
             found = leaves_in(results)
-            own = in_place_of_results(found, signature.returned, self._model.model, leaves_in((args, kwargs)), line)
+            given = leaves_in((args, kwargs), is_bare_tensor)
+            own = in_place_of_results(found, signature.returned, self._model.model, given, line)
             results = unflatten(signature.result, found)
         if not signature.left:
             return results
@@ -112,7 +113,7 @@ class RecordedCalls:
     ) -> Tuple[CallSignature, List[Any]]:
         """Return the signature of a call that takes more than a look at its arguments, and their leaves."""
         found: List[Any] = []
-        structure = flatten((args, kwargs), found)
+        structure = flatten((args, kwargs), found, is_bare_tensor)
         with DisableTorchFunctionSubclass():
             leaves = [as_leaf(leaf, line) for leaf in found]
             key = (structure.key, tuple([leaf.shape.key for leaf in leaves]))

@@ -6,16 +6,18 @@ fields for leaves, and in PyTorch 2.0 torch's own named results, too.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import functools
 from argparse import Namespace
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping  # a class, which is asked faster than its name in `typing`
-from types import MemberDescriptorType, SimpleNamespace
+from types import FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 from torch.distributions import Distribution
+
+from ignite_ipu.errors import BatchError
 
 PLAIN: FrozenSet[type] = frozenset(
     (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
@@ -23,87 +25,147 @@ PLAIN: FrozenSet[type] = frozenset(
 """The types of values that are what they are: comparable, and without parts."""
 _LEAVES = PLAIN - {torch.Size}
 
+_WITHOUT_PARTS = (torch.Tensor, torch.nn.Module, type, FunctionType, ModuleType)
+_BASES = (list, tuple, OrderedDict, defaultdict, dict, deque, SimpleNamespace, object)
+
 Make = Callable[[Sequence[Any]], Any]
 
 
+class Attribute(NamedTuple):
+    """The place of an attribute that a list, a tuple or a mapping of a class of its own has besides its entries.
+
+    Attributes:
+        name: Name of the attribute.
+        shared: The position of the entry that the attribute is, too, or what else it is; None for a part of its own.
+    """
+
+    name: str
+    shared: Any = None
+
+    def __repr__(self) -> str:
+        return repr(self.name)
+
+
+_ITSELF, _TABLE = "itself", "a table of the entries"
+
+
 class Container(NamedTuple):
-    """A value that holds others: its parts, and the keys that find them; none where their positions do."""
+    """A value that holds others: its parts, and the keys that find them; none where their positions do.
+
+    The attributes of a list or a mapping come after its entries; those that are no parts of their own are the last.
+    """
 
     value: Any
     keys: Tuple[Any, ...]
     parts: List[Any]
 
     def maker(self) -> Make:
-        """Return a function that makes such a container of other parts; it keeps none of these."""
-        kind = type(self.value)
-        if isinstance(self.value, (list, tuple)):
-            # torch's own named results (torch.return_types) take one sequence, like tuples; namedtuples have _make.
-            make: Make = getattr(kind, "_make", kind)
-            return make
-        if isinstance(self.value, Mapping):
-            return self._maker_of_mappings(kind)
-        if kind is deque:
-            longest = self.value.maxlen
-            return lambda parts: deque(parts, longest)
+        """Return a function that makes such a container of other parts; it keeps none of these.
+
+        It does not call the class, whose constructor may want other arguments, compute, or forbid changes.
+
+        Raises:
+            BatchError: An object of the class is made by its own code of C alone.
+        """
+        value: Any = self.value
+        kind: Any = type(value)
+        if kind is list or kind is tuple:
+            return kind
+        if kind is dict or kind is OrderedDict:
+            keys = self.keys
+            return lambda parts: kind(zip(keys, parts))
         if kind is slice:
             return lambda parts: slice(*parts)
-        if kind in (SimpleNamespace, Namespace):
-            return lambda parts: kind(**dict(zip(self.keys, parts)))
-        names = self.keys
+        if kind is torch.Size or hasattr(kind, "n_sequence_fields"):  # or torch's own named results, of return_types
+            return kind  # type: ignore[no-any-return]
+        if isinstance(value, Mapping) and not isinstance(value, dict) and not _is_table(self.keys):
+            # It computes its entries: of such mappings models read these.
+            return lambda parts: dict(zip(self.keys, parts))
+        return self._past_the_class(kind)
 
-        def make_object(parts: Sequence[Any]) -> Any:
-            built = object.__new__(kind)
-            for name, part in zip(names, parts):
-                object.__setattr__(built, name, part)
-            return built
-
-        return make_object
-
-    def _maker_of_mappings(self, kind: Any) -> Make:
-        keys = self.keys
-        if kind in (dict, OrderedDict):
-            return lambda parts: kind(zip(keys, parts))
-        if not isinstance(self.value, dict):
-            # Tokenizers return mappings of their own, of which models read the items.
-            return lambda parts: dict(zip(keys, parts))
-        try:
-            template = copy.copy(self.value)
-            for key in keys:
-                template[key] = None
-        except Exception:  # it forbids changes, by any error
-            return self._maker_of_fixed_mappings(kind)
+    def _past_the_class(self, kind: Any) -> Make:
+        keys, base = self.keys, _base_of(kind)
+        if not keys or type(keys[-1]) is not Attribute:
+            if base is tuple:
+                return functools.partial(tuple.__new__, kind)
+            if base in (object, SimpleNamespace):
+                return functools.partial(_made_of_attributes, kind, base, keys)
+        fill = _filler(self.value, base)
+        places = [key for key in keys if type(key) is Attribute]
+        own = [place.name for place in places if place.shared is None]
+        others = [place for place in places if place.shared is not None]
+        count = len(self.parts) - len(own)
+        keys = keys[:count]
 
         def make(parts: Sequence[Any]) -> Any:
-            # A copy keeps the additional attributes of a subclass, as of the outputs of transformers' models.
-            built = copy.copy(template)
-            for key, part in zip(keys, parts):
-                built[key] = part
-            return built
-
-        return make
-
-    def _maker_of_fixed_mappings(self, kind: Any) -> Make:
-        """Return a maker of dictionaries of a class that forbids changes: it bypasses the class."""
-        keys, base = self.keys, _base_of(self.value)
-        places = {id(part): position for position, part in enumerate(self.parts)}
-        attributes = getattr(self.value, "__dict__", {})
-        # Some have each entry as an attribute, too.
-        mirrored = {name: places[id(value)] for name, value in attributes.items() if id(value) in places}
-        others = {name: value for name, value in attributes.items() if name not in mirrored}
-
-        def make(parts: Sequence[Any]) -> Any:
-            built = kind.__new__(kind)
-            for key, part in zip(keys, parts):
-                base.__setitem__(built, key, part)
-            if attributes:
-                built.__dict__.update(others, **{name: parts[place] for name, place in mirrored.items()})
+            built = base.__new__(kind, parts[:count]) if base is tuple else base.__new__(kind)
+            if fill is not None:
+                fill(built, keys, parts[:count])
+            attributes = dict(zip(own, parts[count:]))
+            for name, shared in others:
+                if shared is _TABLE:
+                    attributes[name] = dict(zip(keys, parts))
+                elif name:
+                    attributes[name] = built if shared is _ITSELF else parts[shared]
+                else:
+                    object.__setattr__(built, "__dict__", built)
+            _set(built, attributes)
             return built
 
         return make
 
 
-def _base_of(mapping: Any) -> Any:
-    return OrderedDict if isinstance(mapping, OrderedDict) else dict
+def _made_of_attributes(kind: Any, base: Any, names: Sequence[str], parts: Sequence[Any]) -> Any:
+    built = base.__new__(kind)
+    _set(built, dict(zip(names, parts)))
+    return built
+
+
+def _set(built: Any, attributes: Dict[str, Any]) -> None:
+    kind: Any = type(built)
+    for name in _slots_of(kind):
+        if name in attributes:
+            object.__setattr__(built, name, attributes.pop(name))
+    if attributes:
+        built.__dict__.update(attributes)
+
+
+def _is_table(keys: Tuple[Any, ...]) -> bool:
+    return any(type(key) is Attribute and key.shared is _TABLE for key in keys)
+
+
+@functools.lru_cache(maxsize=1024)
+def _base_of(kind: Any) -> Any:
+    """Return the class of Python's own that makes an empty object of a class, past the class's own code."""
+    base: Any = next(base for base in _BASES if issubclass(kind, base))
+    try:
+        base.__new__(kind)
+    except TypeError:
+        raise BatchError(
+            f"A {kind.__qualname__} cannot be made again with the device's tensors in it: it is made by code of C "
+            "alone. Use a tuple, a dict, a dataclass or a types.SimpleNamespace instead."
+        ) from None
+    return base
+
+
+def _filler(value: Any, base: Any) -> Optional[Callable[[Any, Sequence[Any], Sequence[Any]], None]]:
+    """Return a function that gives a new list or dictionary its entries, with what its base has besides them."""
+    if isinstance(value, list):
+        return lambda built, keys, parts: list.extend(built, parts)
+    if isinstance(value, deque):
+        longest = value.maxlen
+        return lambda built, keys, parts: deque.__init__(built, parts, longest)
+    if not isinstance(value, dict):
+        return None
+    factory = value.default_factory if isinstance(value, defaultdict) else None
+
+    def fill(built: Any, keys: Sequence[Any], parts: Sequence[Any]) -> None:
+        if factory is not None:
+            defaultdict.__init__(built, factory)
+        for key, part in zip(keys, parts):
+            base.__setitem__(built, key, part)
+
+    return fill
 
 
 def restore_contents(container: Any, before: Any) -> None:
@@ -112,7 +174,7 @@ def restore_contents(container: Any, before: Any) -> None:
     It is written past the methods of its class, which may forbid changes, or count them.
     """
     if isinstance(container, dict):
-        base, keys = _base_of(container), list(before)
+        base, keys = OrderedDict if isinstance(container, OrderedDict) else dict, list(before)
         if list(base.keys(container))[: len(keys)] != keys:  # some were removed, and their order counts
             base.clear(container)
         for key in [key for key in base.keys(container) if key not in before]:
@@ -131,27 +193,106 @@ def restore_contents(container: Any, before: Any) -> None:
 
 
 def opened(value: Any) -> Optional[Container]:
-    """Return the items of a list, a tuple or a mapping of any kind, None for another value."""
-    if isinstance(value, (list, tuple)):
+    """Return the items of a list, a tuple or a mapping of any kind, and its attributes; None for another value."""
+    kind = type(value)
+    if kind is list or kind is tuple:
         return Container(value, (), list(value))
-    if isinstance(value, (dict, Mapping)):  # a dictionary is asked faster
+    if kind is dict or kind is OrderedDict:
         return Container(value, tuple(value), list(value.values()))
+    if isinstance(value, (list, tuple)):
+        return _with_attributes(value, (), list(value))
+    if isinstance(value, (dict, Mapping)):  # a dictionary is asked faster
+        return _with_attributes(value, tuple(value), list(value.values()))
     return None
+
+
+def _with_attributes(value: Any, keys: Tuple[Any, ...], entries: List[Any]) -> Container:
+    """Return a container with its entries, and with the attributes that it has besides."""
+    if getattr(value, "__dict__", None) is value:
+        return Container(value, (*keys, Attribute("", _ITSELF)), entries)
+    attributes, places = attributes_of(value), keys or tuple(range(len(entries)))
+    if not isinstance(value, (list, tuple, dict, deque)):
+        return _of_mapping(value, keys, entries, attributes)
+    positions = {id(entry): number for number, entry in enumerate(entries) if type(entry) not in PLAIN}
+    shared = {name: _ITSELF if each is value else positions.get(id(each)) for name, each in attributes.items()}
+    own = [name for name, each in shared.items() if each is None]
+    others = [Attribute(name, each) for name, each in shared.items() if each is not None]
+    if not attributes:
+        return Container(value, keys, entries)
+    for name in own:
+        if _reaches(attributes[name], value):
+            kind = type(value).__qualname__
+            raise BatchError(
+                f"A {kind} holds itself, in its attribute {name!r}. It is made again with the device's tensors in it, "
+                f"one part after the other. Use one without this attribute, or its parts."
+            )
+    return Container(value, (*places, *map(Attribute, own), *others), [*entries, *[attributes[name] for name in own]])
+
+
+def _reaches(value: Any, wanted: Any) -> bool:
+    """Return whether an object is among the parts of another, at any depth."""
+    left, seen = [value], set()
+    while left:
+        each = left.pop()
+        if each is wanted:
+            return True
+        if type(each) in PLAIN or isinstance(each, _WITHOUT_PARTS) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, (list, tuple, deque)):
+            left += each
+        elif isinstance(each, dict):
+            left += each.values()
+        left += attributes_of(each).values()
+    return False
+
+
+def _of_mapping(value: Any, keys: Tuple[Any, ...], entries: List[Any], attributes: Dict[str, Any]) -> Container:
+    """Return the parts of a mapping that is no dictionary: a class around one, or one that computes its entries.
+
+    What a class around one, as tokenizers return, keeps for its own methods besides data is left out: in a compiled
+    program it would be another batch's.
+    """
+    tables = {name: each for name, each in attributes.items() if type(each) is dict and _is_of(each, keys, entries)}
+    if not tables:
+        return Container(value, keys, entries)
+    own = {name: each for name, each in attributes.items() if name not in tables and _is_data(each)}
+    places = (*keys, *map(Attribute, own), *[Attribute(name, _TABLE) for name in tables])
+    return Container(value, places, [*entries, *own.values()])
+
+
+def _is_of(table: Dict[Any, Any], keys: Tuple[Any, ...], entries: Sequence[Any]) -> bool:
+    return tuple(table) == keys and all(mine is theirs for mine, theirs in zip(table.values(), entries))
+
+
+def _is_data(value: Any) -> bool:
+    """Return whether a value consists of tensors, numbers and strings."""
+    if type(value) in PLAIN or isinstance(value, torch.Tensor):
+        return True
+    container = opened(value)
+    return container is not None and all(map(_is_data, container.parts))
 
 
 def opened_object(value: Any) -> Optional[Container]:
     """Return the parts of a deque, a slice, a namespace or a dataclass, None for another value."""
     kind = type(value)
-    if kind is deque:
-        return Container(value, (value.maxlen,), list(value))  # its one property beside the parts
+    if isinstance(value, deque):
+        found = _with_attributes(value, (), list(value))
+        return found._replace(keys=(value.maxlen, *found.keys))
     if kind is slice:
         return Container(value, (), [value.start, value.stop, value.step])
-    if kind in (SimpleNamespace, Namespace):
-        return Container(value, tuple(vars(value)), list(vars(value).values()))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = tuple(field.name for field in dataclasses.fields(value))
-        return Container(value, names, [getattr(value, name) for name in names])
+    if isinstance(value, (SimpleNamespace, Namespace)) or _is_dataclass(value):
+        return _by_attributes(value)
     return None
+
+
+def _is_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _by_attributes(value: Any) -> Container:
+    held = attributes_of(value)
+    return Container(value, tuple(held), list(held.values()))
 
 
 def opened_record(value: Any) -> Optional[Container]:
@@ -170,11 +311,17 @@ def opened_record(value: Any) -> Optional[Container]:
 def attributes_of(value: Any) -> Dict[str, Any]:
     """Return the attributes that an object has of its own, those in slots, too."""
     held: Dict[str, Any] = dict(getattr(value, "__dict__", ()))
-    for kind in type(value).__mro__:
-        if "__slots__" in vars(kind):
-            slots = (name for name, member in vars(kind).items() if isinstance(member, MemberDescriptorType))
-            held.update({name: getattr(value, name) for name in slots if hasattr(value, name)})
+    kind: Any = type(value)
+    slots = _slots_of(kind)
+    if slots:
+        held.update({name: getattr(value, name) for name in slots if hasattr(value, name)})
     return held
+
+
+@functools.lru_cache(maxsize=1024)
+def _slots_of(kind: Any) -> Tuple[str, ...]:
+    owners = [vars(each) for each in kind.__mro__ if "__slots__" in vars(each)]
+    return tuple([name for own in owners for name, each in own.items() if isinstance(each, MemberDescriptorType)])
 
 
 def _holds_tensors(value: Any, seen: Set[int]) -> bool:
@@ -184,7 +331,7 @@ def _holds_tensors(value: Any, seen: Set[int]) -> bool:
         parts: Any = value
     elif type(value) in (dict, OrderedDict, defaultdict):  # other mappings may compute their items
         parts = value.values()
-    elif isinstance(value, Distribution) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+    elif isinstance(value, Distribution) or _is_dataclass(value):
         parts = attributes_of(value).values()
     else:
         return False

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
+from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, List
 
 import pytest
 import torch
 
+from ignite_ipu.errors import BatchError
 from ignite_ipu.program.tensors.trees import (
     leaves_of,
     map_tensors,
@@ -83,9 +86,108 @@ def test_a_container_of_other_parts_is_of_its_kind(value: Any) -> None:
     assert again.parts == [f"part {number}" for number in range(len(container.parts))]
 
 
-def test_mappings_of_other_kinds_become_dictionaries() -> None:
-    """Their own constructors are not known."""
-    assert map_tensors(UserDict(x=torch.ones(2)), torch.numel) == {"x": 2}
+class AttrDict(dict):  # type: ignore[type-arg]
+    """A dictionary that is the table of its own attributes."""
+
+    def __init__(self, **entries: Any) -> None:
+        super().__init__(entries)
+        self.__dict__ = self
+
+
+@dataclasses.dataclass
+class Output(OrderedDict):  # type: ignore[type-arg]
+    """A dictionary whose entries are fields, too; one field is none."""
+
+    x: Any
+    rest: Any = None
+
+    def __post_init__(self) -> None:
+        self["x"] = self.x
+
+
+class Images(list):  # type: ignore[type-arg]
+    """A list whose class is called with other arguments."""
+
+    def __init__(self, *, x: Any) -> None:
+        super().__init__([x, x + 1])
+        self.x, self.size = self[0], (2, 2)
+
+
+class Scores(tuple):  # type: ignore[type-arg]
+    """A tuple whose class is called with other arguments."""
+
+    def __new__(cls, *, x: Any) -> Any:
+        made = super().__new__(cls, (x,))
+        made.x, made.mean = made[0], x.mean()
+        return made
+
+
+class Encoding(UserDict):  # type: ignore[type-arg]
+    """A mapping around a dictionary."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "data":
+            raise AttributeError(name)
+        return self.data[name]
+
+
+@dataclasses.dataclass
+class Derived:
+    """An object that derives an attribute, which is no field."""
+
+    x: Any
+
+    def __post_init__(self) -> None:
+        self.more = {"twice": self.x * 2}
+
+
+def of(value: Any) -> List[Any]:
+    """Return all that code may read from such a value: its entries and its attributes."""
+    entries = list(value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ())
+    return [entries, {} if getattr(value, "__dict__", None) is value else vars(value)]
+
+
+@pytest.mark.parametrize("kind", [AttrDict, Output, Images, Scores, Encoding, Derived])
+def test_entries_and_attributes_are_parts(kind: Any) -> None:
+    """What is one tensor in a value is one in the value that is made, whose class is not called."""
+    value = kind(x=torch.ones(2, 2))
+    made = map_tensors(value, lambda tensor: tensor * 3)
+    assert type(made) is kind and made.x.tolist() == [[3, 3], [3, 3]]
+    first = made["x"] if isinstance(value, Mapping) else made[0] if isinstance(value, (list, tuple)) else made.x
+    assert made.x is first
+    assert map_tensors(of(made), torch.Tensor.tolist) == map_tensors(of(value), lambda tensor: (tensor * 3).tolist())
+
+
+def test_a_mapping_that_computes_its_entries_becomes_a_dictionary() -> None:
+    class Computed(Mapping):  # type: ignore[type-arg]
+        names = ("x",)
+
+        def __getitem__(self, name: str) -> torch.Tensor:
+            return torch.ones(2)
+
+        def __iter__(self) -> Any:
+            return iter(self.names)
+
+        def __len__(self) -> int:
+            return 1
+
+    made = map_tensors(Computed(), torch.numel)
+    assert type(made) is dict and made == {"x": 2}
+
+
+def test_what_cannot_be_made_again_is_refused() -> None:
+    class Partial(functools.partial):  # type: ignore[type-arg]
+        tensor: Any
+
+    class Node(dict):  # type: ignore[type-arg]
+        parent: Any
+
+    partial, node = Partial(print), Node(x=torch.ones(1))
+    partial.tensor, node.parent = torch.ones(1), [node]
+    with pytest.raises(BatchError, match=r"A .*Partial cannot be made again.*code of C"):
+        map_tensors(partial, torch.neg)
+    with pytest.raises(BatchError, match=r"A .*Node holds itself, in its attribute 'parent'"):
+        map_tensors(node, torch.neg)
 
 
 def test_what_a_dictionary_carries_besides_its_items_stays() -> None:
