@@ -7,6 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, List
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -222,3 +223,21 @@ def test_a_flag_of_the_model_decides_how_many_results_it_returns(update: str) ->
         return seen
 
     assert found(captures=True) == pytest.approx(found(captures=False), rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_result_that_forward_converts_for_numpy_is_refused_at_its_line(training: bool) -> None:
+    """Where gradients are enabled, a call on the host shows the results first."""
+
+    class Converts(Net):
+        def forward(self, x: torch.Tensor) -> Any:
+            scores = self.layer(x)
+            return scores, [np.asarray(scores.detach().cpu())]
+
+    model = Converts(Answer).train(training)
+    optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.5), model)
+    with pytest.raises(
+        CaptureError, match=r"test_results\.py:\d+: Converts\.forward needs the value.*return the tensor"
+    ):
+        model(X)
+    optimizer.zero_grad()

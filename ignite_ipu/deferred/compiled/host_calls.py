@@ -20,10 +20,11 @@ from typing import (
     Tuple,
 )
 
+import numpy as np
 import torch
 from torch import nn
 
-from ignite_ipu.capabilities.traced import GRADIENT, NO_FUNCTION, REPLACED
+from ignite_ipu.capabilities.traced import GRADIENT, NO_FUNCTION, REPLACED, VALUE
 from ignite_ipu.capabilities.transforms import COMPUTED_ONCE
 from ignite_ipu.deferred.graph.leaves import Shape
 from ignite_ipu.deferred.graph.operations import CallSignature
@@ -33,6 +34,7 @@ from ignite_ipu.deferred.graph.structure import (
     flatten,
     is_bare_tensor,
     is_flat,
+    is_tensor_or_array,
     leaves_in,
     objects_in,
     refuse_sparse,
@@ -54,7 +56,7 @@ from ignite_ipu.program.guards.retrace import OperatorRecorder, Retrace
 from ignite_ipu.program.tensors.raw import named_tensors, plain, requires_grad
 from ignite_ipu.program.tensors.trees import restore_contents
 from ignite_ipu.program.traced_places import changes_in_every_call, changing_place, refusal_at
-from ignite_ipu.program.user_code import current_line
+from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.gradients import WordsRead
 from ignite_ipu.session.weights.tracker import Weights
 from ignite_ipu.torch_names.modules import (
@@ -69,6 +71,8 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_
 
 _LAYOUT: Any = torch.Tensor.layout.__get__  # type: ignore[attr-defined]
 _PACK = pack_padded_sequence()
+_ARRAYS = (torch.Tensor.numpy, torch.Tensor.__array__)
+_SET_DATA = (torch.Tensor.data.__set__,)  # type: ignore[attr-defined]
 _DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 _CHANGES_ARGUMENT = (
     " changes an object that it is given (an attribute, a list, a dictionary), which a compiled program would do once. "
@@ -82,7 +86,20 @@ _KEEPS_OBJECT = (
 
 
 class ForwardGuard(FunctionGuard):
-    """Refuses calls that no compiled program makes, in its `with` block, where a model is tried or traced."""
+    """Refuses calls that no compiled program makes, in its `with` block, where a model is tried or traced.
+
+    Args:
+        writes: Refuses writes into weights; `weight.data = values` is no operator that it sees.
+
+    Attributes:
+        array_at: The last line that read a tensor as an array.
+    """
+
+    array_at: Optional[Line] = None
+
+    def __init__(self, writes: Optional[WeightWriteGuard] = None) -> None:
+        super().__init__()
+        self._writes = writes
 
     def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         for value in args:
@@ -97,6 +114,10 @@ class ForwardGuard(FunctionGuard):
                 "the lengths leaves the padding out of sums. (The backward direction of a bidirectional layer sees the "
                 "padding first.)"
             )
+        if func in _ARRAYS:
+            self.array_at = current_line()
+        if self._writes is not None and func in _SET_DATA:
+            self._writes.check_written(args[0])
         if func in _DERIVATIVES:
             raise CaptureError(refusal_at(GRADIENT, current_line().place, NO_FUNCTION, f"{func.__name__}()"))
 
@@ -231,6 +252,7 @@ def called_on_host(
     returned: List[Any] = []
     assigned: Set[str] = set()
     recorders: List[OperatorRecorder] = []
+    guards: List[ForwardGuard] = []
     grows = False
     named, words = (named_by(model), WordsRead()) if places is None else (None, ())
     what = f"The forward of {name}, called at {current_line()},"
@@ -255,7 +277,9 @@ def called_on_host(
             place.write(value)
         behind = None if named is None else LeftBehind(named, words)
         recorder.writes = WeightWriteGuard(model, buffers)
-        with GradientHookGuard(), ForwardGuard(), recorder:
+        guard = ForwardGuard(recorder.writes)
+        guards.append(guard)
+        with GradientHookGuard(), guard, recorder:
             call = functools.partial(model, *own.args, **own.kwargs)
             if left_there:
                 # It stores there the tensor that it finds in the place of each buffer afterwards.
@@ -313,6 +337,9 @@ def called_on_host(
         raise CaptureError(changes_in_every_call(model, changed))
     if kept_before:
         raise CaptureError(f"{current_line()}: {COMPUTED_ONCE.refusal(name, name)}")
+    array_at = guards[-1].array_at
+    if array_at is not None and any(isinstance(each, np.ndarray) for each in leaves_in(results, is_tensor_or_array)):
+        raise CaptureError(refusal_at(VALUE, array_at.place, name, "numpy"))
     first, last = returned[0], returned[-1]
     if len(returned) > 1 and any(mine is theirs for mine in first for theirs in last):
         raise CaptureError(what + _KEEPS_OBJECT)

@@ -13,9 +13,14 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from ignite_ipu.capabilities.traced import NO_FUNCTION, WEIGHT
+from ignite_ipu.errors import SessionError
 from ignite_ipu.program.forward.exact import EXACT_LAYERS, EXACT_TENSORS, EXACT_VALUES, diagonal_matrix, loss_by_name
 from ignite_ipu.program.function_mode import FunctionContext
+from ignite_ipu.program.traced_places import refusal_at
+from ignite_ipu.program.user_code import current_line
 
 Function = Callable[..., Any]
 
@@ -112,7 +117,13 @@ def _layer_norm(
 
 
 def _set_data(func: Function, tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Write values into a buffer; a device has memory of its own for it."""
+    """Write values into a buffer; a device has memory of its own for it.
+
+    Raises:
+        SessionError: It is a weight.
+    """
+    if isinstance(tensor, nn.Parameter):
+        raise SessionError(refusal_at(WEIGHT, current_line().place, NO_FUNCTION, f"of shape {tuple(tensor.shape)}"))
     if tensor.shape != value.shape or tensor.dtype != value.dtype:
         func(tensor, value)
     else:

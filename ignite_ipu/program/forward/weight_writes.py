@@ -30,10 +30,11 @@ class WeightWriteGuard(DispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: nn.Module, buffers: Optional[Mapping[str, torch.Tensor]] = None) -> None:
         super().__init__()
         with DisableTorchFunctionSubclass():
-            weights: Any = all_named_parameters(model)
-            self._weights: Dict[Optional[int], str] = {
-                memory_of(weight): name for name, weight in weights if not is_lazy(weight)
-            }
+            named: Any = all_named_parameters(model)
+            weights = [(name, weight) for name, weight in named if not is_lazy(weight)]
+            self._weights: Dict[Optional[int], str] = {memory_of(weight): name for name, weight in weights}
+            # Memory that is freed, as by `weight.data = values`, would be that of another tensor.
+            self._kept = [weight.detach() for _, weight in weights]
             self._counters: Dict[Optional[int], str] = {
                 memory_of(buffer): name for name, buffer in (buffers or {}).items() if _is_read(model, name)
             }
@@ -48,12 +49,16 @@ class WeightWriteGuard(DispatchMode):  # type: ignore[no-untyped-call]
 
     def check(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         for tensor in written_by(func, args, kwargs):
-            memory = memory_of(tensor)
-            self.written.add(memory)
-            if memory in self._counters:
-                raise SessionError(refusal_at(COUNTED, current_line().place, NO_FUNCTION, self._counters[memory]))
-            if memory in self._weights:
-                raise SessionError(refusal_at(WEIGHT, current_line().place, NO_FUNCTION, self._weights[memory]))
+            self.check_written(tensor)
+
+    def check_written(self, tensor: torch.Tensor) -> None:
+        """Note a tensor that is written into, and refuse a weight."""
+        memory = memory_of(tensor)
+        self.written.add(memory)
+        if memory in self._counters:
+            raise SessionError(refusal_at(COUNTED, current_line().place, NO_FUNCTION, self._counters[memory]))
+        if memory in self._weights:
+            raise SessionError(refusal_at(WEIGHT, current_line().place, NO_FUNCTION, self._weights[memory]))
 
 
 def written_by(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Iterator[torch.Tensor]:

@@ -54,3 +54,21 @@ def test_a_forward_that_writes_into_weights_is_refused(write: Callable[[torch.Te
         trainer.run([(X, torch.zeros(8, dtype=torch.long))])
     for model, weight in zip(models, before):
         assert torch.equal(model.table.weight, weight)
+
+
+def test_a_forward_that_assigns_the_data_of_a_weight_is_refused() -> None:
+    """It is no operator, and frees memory that another tensor may get; each door names the line."""
+
+    def assign(weight: torch.Tensor) -> None:
+        weight.data = weight.data * 0.5
+
+    models = [Normalising(assign) for _ in range(3)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    captured, _ = IPUAccelerator().prepare(models[0], optimizers[0])
+    evaluated, _ = IPUAccelerator().prepare(models[1], optimizers[1])
+    trainer = create_ipu_trainer(models[2], optimizers[2], nn.CrossEntropyLoss())
+    calls = (lambda: captured(X), lambda: evaluated.eval()(X), lambda: trainer.run([(X, X.new_zeros(8).long())]))
+    for number, call in enumerate(calls):
+        with torch.set_grad_enabled(number != 1):
+            with pytest.raises(SessionError, match=r"test_weight_writes\.py:\d+: assign writes into a weight"):
+                call()
