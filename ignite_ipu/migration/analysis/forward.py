@@ -23,6 +23,7 @@ from ignite_ipu.migration.analysis.names import assignments, dotted, walk
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.scope import Environment, OutsideCall, Scope
 from ignite_ipu.migration.analysis.values import PYTHON, UNKNOWN, Origin, Value, join, result
+from ignite_ipu.program.argument_checks import is_check, operands
 
 # Parts in parts that a parameter is followed through.
 _DEEPEST = 4
@@ -222,7 +223,7 @@ class Statements(Expressions):
             self.twice(node.body)
             self.block(node.orelse)
         elif isinstance(node, ast.Assert):
-            self.truth(node.test)
+            self.check(node.test)
         elif isinstance(node, ast.Return):
             kind = self.expression(node.value) if node.value is not None else PYTHON
             self.result = kind if self.result is None else join(self.result, kind)
@@ -258,7 +259,7 @@ class Statements(Expressions):
         if taken is not None:
             self.block(node.body if taken else node.orelse)
             return
-        self.truth(node.test)
+        (self.check if is_check(node) else self.truth)(node.test)
         before, tested = dict(self.scope.environment), self.scope.tested
         self.scope.tested = tested | settled_by(node)
         runs = self.scope.runs(node.test)
@@ -269,6 +270,11 @@ class Statements(Expressions):
         with self.scope.behind(runs.if_false):
             self.block(node.orelse)
         self.merge(after_body, self.scope.environment)
+
+    def check(self, test: ast.expr) -> None:
+        """Evaluate the test of a check, which passes in a trace."""
+        for operand, _ in operands(test, True):
+            self.expression(operand)
 
     def merge(self, first: Environment, second: Environment) -> None:
         both = {name: join(first[name], second[name]) for name in first.keys() & second.keys()}

@@ -16,11 +16,12 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Opti
 import torch
 
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.argument_checks import passing_value
 from ignite_ipu.program.function_mode import FunctionContext, writes_first
 from ignite_ipu.program.guards.values import is_left_behind
 from ignite_ipu.program.tensors.described import AS, LIKE
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
-from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.program.user_code import Line, current_line, running_frame
 from ignite_ipu.torch_names.tensors import DisableTorchFunction
 
 
@@ -97,6 +98,10 @@ class HostConstants(FunctionContext):
         values = list(map(self._value, tensors[:1] if name in AS else tensors))
         if all(value is not None for value in values) or name in LIKE:
             return self._constant(func, name, args, kwargs)
+        if name == "__bool__":
+            passing = passing_value(running_frame())
+            if passing is not None:
+                return passing
         self._note_writes(name, args, kwargs)
         if tensors:
             func, args, kwargs = self._repeated(func, name, self._with_numbers(name, args), kwargs)
