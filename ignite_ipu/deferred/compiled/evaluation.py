@@ -14,9 +14,9 @@ from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.places import Places, execution_of, one_after_another
 from ignite_ipu.deferred.compiled.step import CalledStep
 from ignite_ipu.deferred.graph.modes_then import ModesThen
-from ignite_ipu.deferred.graph.outside import OperandsRead, OutsideTensors
 from ignite_ipu.deferred.graph.structure import Structure, flatten, is_bare_tensor, leaves_in, refuse_sparse
 from ignite_ipu.deferred.tensor.deferred_values import resolved
+from ignite_ipu.deferred.tensor.outside import OutsideTensors
 from ignite_ipu.errors import CaptureError, IPUError, RowsError, logger
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import IPUConfig
@@ -108,9 +108,11 @@ class CapturedEvaluation:
                     self._row_wise[larger] = False
             for tensor in tensors:
                 refuse_sparse(tensor, current_line())
-            operands = OperandsRead()
-            grows = call_first(model, args, kwargs, self._session, failed, operands)
-            if outside is not None:
+            if outside is None:
+                grows = call_first(model, args, kwargs, self._session, failed)
+            else:
+                operands = outside.reads()
+                grows = call_first(model, args, kwargs, self._session, failed, operands)
                 outside.check(operands.tensors.values())
             kind = self._kind(model, structure, shapes, grad)
             program = self._new(model, structure, tensors, grows, grad)

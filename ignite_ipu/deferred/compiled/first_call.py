@@ -28,6 +28,7 @@ from ignite_ipu.deferred.graph.structure import (
     leaves_in,
     mapped,
 )
+from ignite_ipu.deferred.tensor.outside import ComposedError
 from ignite_ipu.errors import CaptureError, IPUError, SessionError
 from ignite_ipu.program.forward.assigned_buffers import Assignments
 from ignite_ipu.program.forward.dependence import DeviceDrawsUndone
@@ -104,9 +105,15 @@ def call_first(
     """Call a model on the host, which leaves tensors that it is given, its buffers and random numbers as they are.
 
     Before anything is trained it may make weights and buffers, for which random numbers are drawn as in eager PyTorch,
-    and set some by the first batch. A `ReplacedError` where it has made some of which the session does not know, a
-    `SessionError` as of `set_once`. Returns whether each call adds to lists. `failed` as for `called_on_host`. The
-    calls are made in the context `operands`.
+    and set some by the first batch. The calls are made in the context `operands`. `failed` is as for `called_on_host`.
+
+    Returns:
+        Whether each call adds to lists.
+
+    Raises:
+        ReplacedError: It has made some tensors of which the session does not know.
+        ComposedError: By `operands`; the call has no effects.
+        SessionError: As of `set_once`.
     """
     session.weights.to_host()
     before, held = named_tensors(model), HeldBuffers(model)
@@ -153,6 +160,13 @@ def call_first(
                         with given:
                             with_items(model(*args, **kwargs))
                         grows = again.grows
+        except ComposedError:  # the code runs again, as the loop's
+            _put_memory_back(held_buffers, buffers)
+            for path, values in values_before.items():
+                buffers[path].copy_(values)
+            held.put_back()
+            draw_from(state)
+            raise
         except SessionError:  # an IPUError may be a RuntimeError
             raise
         except Exception as error:

@@ -19,7 +19,6 @@ from ignite_ipu.deferred.compiled.host_calls import called_on_host
 from ignite_ipu.deferred.compiled.modes import ReplacedError
 from ignite_ipu.deferred.events import OBSERVERS
 from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value, shown_input
-from ignite_ipu.deferred.graph.outside import ComposedError, OutsideTensors
 from ignite_ipu.deferred.graph.owners import (
     OPTIMIZERS,
     OWNERS,
@@ -37,6 +36,7 @@ from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.loop import Loop, Setup
 from ignite_ipu.deferred.model.recording import RecordedCalls
 from ignite_ipu.deferred.tensor.deferred_values import all_values, deferred_values, resolved
+from ignite_ipu.deferred.tensor.outside import ComposedError, OutsideTensors
 from ignite_ipu.deferred.tensor.reads import awaits_backward, not_frozen
 from ignite_ipu.deferred.tensor.stored_values import bring_waiting
 from ignite_ipu.deferred.tensor.without_graph import without_graph

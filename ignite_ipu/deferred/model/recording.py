@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, List, Optional, Tuple
+import contextlib
+from typing import Any, ContextManager, Dict, FrozenSet, List, Optional, Tuple
 
 import torch
 
@@ -11,13 +12,13 @@ from ignite_ipu.deferred.compiled.host_calls import called_on_host
 from ignite_ipu.deferred.events import IGNORING
 from ignite_ipu.deferred.graph.modes_then import ModesThen
 from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value
-from ignite_ipu.deferred.graph.outside import ComposedError
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures
 from ignite_ipu.deferred.graph.structure import Structure, flatten, is_bare_tensor, leaves_in, unflatten
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.waiting import settle_sharing
 from ignite_ipu.deferred.tensor.deferred_values import as_leaf
+from ignite_ipu.deferred.tensor.outside import ComposedError
 from ignite_ipu.deferred.tensor.returned_views import in_place_of_results
 from ignite_ipu.deferred.tensor.stored_values import bring_waiting
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, WeightView, deferred_results
@@ -135,6 +136,11 @@ class RecordedCalls:
             signatures.learn([len(args), *kwargs], (*args, *kwargs.values()), (), signature)
             return signature, leaves
 
+    def _watched(self) -> ContextManager[Any]:
+        """Return the context of a call on the host, which finds uses of other captured models' tensors."""
+        outside = self._model.outside
+        return outside.reads() if outside.has_others else contextlib.nullcontext()
+
     def _called_on_host(self, structure: Structure, leaves: List[Any], grad: bool) -> CallSignature:
         """Return the results and writes of the model, found by a call on the host without lasting effects.
 
@@ -157,8 +163,9 @@ class RecordedCalls:
         try:
             if not was_set_up:
                 args, kwargs = unflatten(structure, values)
-                call_first(model, args, kwargs, loop.session, self._failed)
-            called = called_on_host(*given, differentiated=differentiated, failed=self._failed)
+                call_first(model, args, kwargs, loop.session, self._failed, self._watched())
+            with self._watched():
+                called = called_on_host(*given, differentiated=differentiated, failed=self._failed)
         except IPUError:
             raise
         except Exception:

@@ -214,11 +214,12 @@ class Reader:
     def of_tensor(self, tensor: torch.Tensor) -> Hashable:
         """Return which tensor it is, and of which version: one that is written into has another.
 
-        A tensor that a device may write has one version for each value.
+        A parameter has one version for each value, as code and devices write it in ways that PyTorch does not count.
         """
         if is_left_behind(tensor):
             return _Version(tensor, -1)
-        if hasattr(type(tensor), ACCESS):  # of another model, whose updates on a device are no writes on the host
+        if hasattr(type(tensor), ACCESS) or isinstance(tensor, torch.nn.Parameter):
+            # Of another model. PyTorch counts neither a device's updates nor writes through `parameter.data`.
             bring_newest(tensor)
             values = plain(tensor).contiguous().reshape(-1).view(torch.uint8)
             return _Version(tensor, zlib.crc32(values.numpy().tobytes()))
