@@ -139,20 +139,20 @@ def call_first(
         return recorder.constants
 
     def call_once() -> Any:
-        with given:
+        with given, operands:
             given_now, named_now = mapped((args, kwargs), torch.Tensor.clone, is_bare_tensor)
             return with_items(model(*given_now, **named_now))
 
     with session.weights.put_back_unnoticed():
         try:
             cacheless = without_generation_cache(all_modules(model))
-            with EAGER, cacheless, DisableTorchFunctionSubclass(), made_buffers, operands:
+            with EAGER, cacheless, DisableTorchFunctionSubclass(), made_buffers:
                 # So a value that it keeps for later calls is distinguished from a constant.
                 with torch.set_grad_enabled(model.training and torch.is_grad_enabled()):
                     if session.training is None:
                         found = set_once(model, call_once, decisions=Decisions(model, named=named))
                     else:
-                        with given, WeightWriteGuard(model):
+                        with given, operands, WeightWriteGuard(model):
                             with_items(model(*args, **kwargs))
                     registered = assignments.find(call_again, session.training is None)
                     if behind.may_grow:

@@ -5,10 +5,12 @@ They refuse forwards that no compiled program can follow: packed sequences, deri
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import (
     Any,
     Callable,
+    ContextManager,
     Dict,
     FrozenSet,
     Iterator,
@@ -223,12 +225,13 @@ def called_on_host(
     places: Optional[Sequence[Place]] = None,
     differentiated: Optional[Sequence[bool]] = None,
     failed: Optional[Dict[str, torch.Tensor]] = None,
+    operands: Optional[ContextManager[Any]] = None,
 ) -> HostCall:
     """Call a model on the host, without a trace in its weights, its buffers, its arguments or randomness.
 
     `places` are the known places where it stores tensors for other code. With `differentiated`, the call is made with
     gradients enabled, which flow to the weights and to those of the arguments. If the model's code raises an error,
-    `failed` gets the buffers that it has written until then.
+    `failed` gets the buffers that it has written until then. The model is called in the context `operands`.
 
     Raises a `CaptureError` if its code changes Python values or its arguments in every call, which a compiled program
     would not do, or replaces buffers by other tensors. Raises a `SessionError` if it writes into weights, a
@@ -279,7 +282,7 @@ def called_on_host(
         recorder.writes = WeightWriteGuard(model, buffers)
         guard = ForwardGuard(recorder.writes)
         guards.append(guard)
-        with GradientHookGuard(), guard, recorder:
+        with GradientHookGuard(), guard, operands or contextlib.nullcontext(), recorder:
             call = functools.partial(model, *own.args, **own.kwargs)
             if left_there:
                 # It stores there the tensor that it finds in the place of each buffer afterwards.

@@ -164,8 +164,8 @@ class RecordedCalls:
             if not was_set_up:
                 args, kwargs = unflatten(structure, values)
                 call_first(model, args, kwargs, loop.session, self._failed, self._watched())
-            with self._watched():
-                called = called_on_host(*given, differentiated=differentiated, failed=self._failed)
+            watched = self._watched()
+            called = called_on_host(*given, differentiated=differentiated, failed=self._failed, operands=watched)
         except IPUError:
             raise
         except Exception:

@@ -25,10 +25,8 @@ from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunction, DisableTorchFunctionSubclass, memory_of
 
 _OF_SHAPE = LIKE | DRAWN
-# Functions that compute no values: views have the memory of the tensor.
-_WITHOUT_VALUES = METADATA | word_set(
-    "__get__ view t transpose permute expand unsqueeze squeeze detach unbind narrow select"
-)
+# Functions that tell nothing of the values of a tensor.
+_WITHOUT_VALUES = METADATA | word_set("__get__")
 
 
 class ComposedError(CaptureError):
@@ -47,7 +45,8 @@ class OutsideReads:
 
     def __init__(self, refuse: Callable[[int], None]) -> None:
         self.tensors: Dict[int, torch.Tensor] = {}
-        self._operators, self._functions = _Operators(self.tensors), _Functions(refuse)
+        self._operators = _Operators(self.tensors)
+        self._functions = _Functions(self._operators, refuse)
 
     def __enter__(self) -> None:
         self._operators.__enter__()  # type: ignore[no-untyped-call]
@@ -68,6 +67,10 @@ class _Operators(DispatchMode):  # type: ignore[no-untyped-call]
         self._made: Dict[int, torch.Tensor] = {}
         self._viewed: Dict[int, torch.Tensor] = {}
 
+    def note(self, memory: int, tensor: torch.Tensor) -> None:
+        if memory not in self._made:
+            self._found.setdefault(memory, self._viewed.get(memory, tensor))
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
     ) -> Any:
@@ -79,26 +82,26 @@ class _Operators(DispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         counted = args[1:] if schema.name.rpartition("::")[2] in _OF_SHAPE else args
         for memory, each in _by_memory((counted, kwargs)):
-            if memory not in self._made:
-                self._found.setdefault(memory, self._viewed.get(memory, each))
+            self.note(memory, each)
         output = func(*args, **kwargs)
         self._made.update({memory: each for memory, each in _by_memory(output) if memory not in self._found})
         return output
 
 
 class _Functions(FunctionGuard):
-    """Refuses functions that are given some tensors, before these are accessed."""
+    """Refuses functions that are given some tensors, before these are accessed, and notes what no operator is given."""
 
-    def __init__(self, refuse: Callable[[int], None]) -> None:
+    def __init__(self, operators: _Operators, refuse: Callable[[int], None]) -> None:
         super().__init__()
-        self._refuse = refuse
+        self._operators, self._refuse = operators, refuse
 
     def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         name = getattr(func, "__name__", "")
         if name not in _WITHOUT_VALUES:
             with DisableTorchFunction():
-                for memory, _ in _by_memory((args[1:] if name in _OF_SHAPE else args, kwargs)):
+                for memory, each in _by_memory((args[1:] if name in _OF_SHAPE else args, kwargs)):
                     self._refuse(memory)
+                    self._operators.note(memory, each)
 
 
 def _by_memory(values: Any) -> Iterator[Tuple[int, torch.Tensor]]:

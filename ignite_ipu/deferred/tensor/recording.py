@@ -13,7 +13,7 @@ from ignite_ipu.deferred.graph.operations import USES, Operation, Value, name_of
 from ignite_ipu.deferred.graph.owners import Held, captured_at, is_read_by_code, parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures, changing_numbers, inferred_signature
 from ignite_ipu.deferred.graph.state import note_statistics
-from ignite_ipu.deferred.graph.step_graph import ancestors
+from ignite_ipu.deferred.graph.step_graph import ancestors, sources_of
 from ignite_ipu.deferred.graph.structure import flatten, is_tensor_or_array, leaves_in
 from ignite_ipu.deferred.graph.uses import keep_weights
 from ignite_ipu.deferred.tensor.deferred_values import Deferred, all_values, as_leaf, awaited_values, resolved
@@ -131,8 +131,8 @@ class Recorder:
         if writes:
             signature.writes = _STATISTICS
         if signature.draws and not any(shape.requires_grad for shape in signature.shapes):
-            if all(is_of_evaluations(value) and not value.operation.of_weights for value in values):
-                # The host draws, as in PyTorch: an inference program computes the values.
+            if all(is_of_evaluations(value) and not _is_of_trained_weights(value) for value in values):
+                # The host draws, as in PyTorch: an inference program computes the values, or they are constants.
                 return NotImplemented
             return self._results(Operation(signature, None, leaves, line))
         start = [asked, grad, len(args), *kwargs] if kwargs else [asked, grad]
@@ -276,10 +276,21 @@ def _is_awaited(target: Any) -> bool:
     return False
 
 
-def _mask_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values of a mask, which are read if the device computes them."""
+def _is_of_trained_weights(value: Value) -> bool:
+    """Return whether a value is computed from weights alone, as a constant in the shape of an output is not."""
+    return value.operation.of_weights and any(any(weights_among(each.leaves)) for each in sources_of(value))
+
+
+def _mask_values(tensor: torch.Tensor) -> Optional[torch.Tensor]:
+    """Return the values of a mask, which are read if the device computes them; None if they are of its draws.
+
+    The host's draws are others.
+    """
     tensor = answered(tensor)
-    return read(tensor.value, "a mask") if isinstance(tensor, Deferred) else tensor
+    if not isinstance(tensor, Deferred):
+        return tensor
+    drawn = any(each.signature.draws for each in sources_of(tensor.value) if not each.done)
+    return None if drawn and not tensor.value.known else read(tensor.value, "a mask")
 
 
 def _on_host(tensor: torch.Tensor) -> Optional[torch.Tensor]:

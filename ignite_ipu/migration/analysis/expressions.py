@@ -64,12 +64,9 @@ class Expressions:
         elif isinstance(target, ast.Starred):
             self.assign(target.value, kind._replace(kind=Kind.TENSORS) if kind.is_tensor else kind, None)
         elif isinstance(target, ast.Attribute):
-            is_registered = self.scope.is_registered
             if target.attr == "data" and self.expression(target.value).kind is Kind.PARAMETER:
                 self.scope.fact("written", target, dotted(target) or "")
-            elif target.attr == "data" and isinstance(held := target.value, ast.Attribute) and is_registered(held):
-                self.scope.written(held)
-            elif is_registered(target):
+            elif self.scope.is_registered(target):
                 self.scope.fact("rebound" if self.scope.is_rebound(target, value) else "assigned", target, target.attr)
             elif self.scope.is_own(target) or (value is None and self.scope.is_shared(target)):
                 self.scope.mutation(target, dotted(target) or "", kind, value)

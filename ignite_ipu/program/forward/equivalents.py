@@ -117,18 +117,14 @@ def _layer_norm(
 
 
 def _set_data(func: Function, tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Write values into a buffer; a device has memory of its own for it.
+    """Refuse to give a tensor other memory, where PopTorch does so in its words, or it is a weight.
 
     Raises:
         SessionError: It is a weight.
     """
     if isinstance(tensor, nn.Parameter):
         raise SessionError(refusal_at(WEIGHT, current_line().place, NO_FUNCTION, f"of shape {tuple(tensor.shape)}"))
-    if tensor.shape != value.shape or tensor.dtype != value.dtype:
-        func(tensor, value)
-    else:
-        with torch.no_grad():
-            tensor.copy_(value)
+    func(tensor, value)
 
 
 def _lstm(func: Function, input: torch.Tensor, hx: Any, *rest: Any) -> Any:
