@@ -89,6 +89,9 @@ PLAIN = "loss = out.pow(2).mean()\n"
 READ = "losses.append(s.sum().item())"
 # Statements between the call of the model and backward(), and behind the step.
 TRAINED = {
+    "a mask of the output": ("loss = out[out > 0].mean()", ""),
+    "a mask of a metric": ("d = out.detach()\ns = d[d > 0].sum()\n" + PLAIN, READ),
+    "a selection by a mask of the output": ("loss = out.masked_select(out > 0).mean() + out.mean()", ""),
     "a metric of a detached output": (PLAIN + "s = torch.linalg.svdvals(out.detach())", READ),
     "a metric with gradients": (PLAIN + "s = torch.linalg.svdvals(out)", READ),
     "a metric that is read before the loss": ("losses.append(torch.linalg.svdvals(out).sum().item())\n" + PLAIN, ""),
@@ -194,9 +197,6 @@ REFUSED = {
     ),
     "a loss that is read": ("t = torch.linalg.svdvals(out).sum()\nlosses.append(t.item())\nloss = t", ""),
     "an argument": ("values, _ = F.max_pool1d(out[None], 2, return_indices=True)\nloss = values.mean()", ""),
-    "a mask of the output": ("loss = out[out > 0].mean()", ""),
-    "a mask of a metric": ("d = out.detach()\ns = d[d > 0].sum()\n" + PLAIN, READ),
-    "a selection by a mask of the output": ("loss = out.masked_select(out > 0).mean() + out.mean()", ""),
     "a function by another name": ("loss = values_of(out).sum()", ""),
     "a function with arguments": ("loss = double(out)", ""),
     "functions in a list": ("loss = sum(term(out) for term in terms)", ""),

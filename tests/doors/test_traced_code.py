@@ -90,6 +90,14 @@ for _ in range(3):
 """
 # Statements in __init__, statements of forward, and the arguments of the construction.
 TRAINED = {
+    "a check of inputs in a part": (
+        "self.places = Positions()",
+        "return self.fc(x) + self.places(x.abs().long().clamp(max=3)).sum(1)",
+    ),
+    "a tensor that is trained and no parameter": (
+        "self.scale = torch.ones(1, requires_grad=True)",
+        "return self.fc(x) * self.scale",
+    ),
     "states that each call sets anew": (
         "self.cell = nn.LSTMCell(4, 4)",
         "z = lambda: torch.zeros(len(x), 4)\nself.h, self.c, self.seen, self.t = z(), z(), [], 0\n"
@@ -161,10 +169,6 @@ REFUSED = {
     ),
     "a drawn number": ("", "if torch.rand(()) > 0.5: x = -x\nreturn self.fc(x)"),
     "a parameter": ("self.scale = nn.Parameter(torch.ones(()))", "return self.fc(x) * self.scale.item()"),
-    "inputs in a part": (
-        "self.places = Positions()",
-        "return self.fc(x) + self.places(x.abs().long().clamp(max=3)).sum(1)",
-    ),
     "a part's flag that is on": ("self.gate = Gate(hard=True)", "return self.fc(self.gate(x))"),
     "parts in a list": (
         "self.gates = nn.ModuleList([Gate(True), Gate(True)])",
@@ -254,10 +258,6 @@ REFUSED = {
     "a number format": ("", "return self.fc(x).to(torch.bfloat16).float()"),
     "a number format as a method": ("", "return self.fc(x).bfloat16().float()"),
     "complex numbers": ("", "return self.fc(x).to(torch.complex64).real"),
-    "a tensor that is trained and no parameter": (
-        "self.scale = torch.ones(1, requires_grad=True)",
-        "return self.fc(x) * self.scale",
-    ),
     "a backward of its own": ("", "return Reversed.apply(self.fc(x))"),
     "a constant written with inputs": (
         "",

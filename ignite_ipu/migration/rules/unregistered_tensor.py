@@ -1,7 +1,7 @@
 """A tensor made in __init__ or by the module, not registered, and used in traced code.
 
 Only parameters and registered buffers are moved to the device; any other tensor stays on the CPU and PopTorch refuses
-to mix the two. `run` makes constants of such tensors, unless they require gradients.
+to mix the two. `run` makes constants of such tensors, and trains those that require gradients.
 
 Remedy: Register it: self.register_buffer("scale", torch.ones(4)).
 
@@ -18,23 +18,18 @@ from __future__ import annotations
 import ast
 from typing import Iterator
 
-from ignite_ipu.capabilities.traced import HOST_TENSOR
 from ignite_ipu.migration.analysis.kinds import Function, parameters_of
-from ignite_ipu.migration.analysis.names import argument, constant, dotted, names_bound, owner_of, unmoved, walk
+from ignite_ipu.migration.analysis.names import dotted, names_bound, owner_of, unmoved, walk
 from ignite_ipu.migration.analysis.tensor_methods import FACTORIES
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, breach_of
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
 
 
 def check(program: Program) -> Hits:
-    trained = {value for model in program.models for value in model.values.values() if _requires_gradients(value)}
     for fact in program.facts_of("plain"):
         if owner_of(program.parents.get(program.parents[fact.node]), "to") == dotted(fact.node):
             # `self.scale.to(x.device)` makes a constant of the program, which works.
-            continue
-        if any(model.values.get(fact.name) in trained for model in program.models):
-            yield breach_of(fact, HOST_TENSOR, f"self.{fact.name}", Outcome.REFUSED)
             continue
         yield Hit(fact.node, f"{fact.where} uses self.{fact.name}, a tensor that is neither a parameter nor a buffer")
     for name in sorted(program.training.loss_functions & set(program.functions)):
@@ -45,13 +40,6 @@ def check(program: Program) -> Hits:
                 "Make the loss a module with the tensor as a buffer, or write "
                 f"{node.id}.to(output.device), which makes a constant of it.",
             )
-
-
-def _requires_gradients(value: ast.expr) -> bool:
-    """Return whether a tensor is made to be trained, by the expression that makes it."""
-    calls = [node for node in walk(value) if isinstance(node, ast.Call)]
-    given = (constant(argument(call, "requires_grad")) for call in calls)
-    return True in given or any(getattr(call.func, "attr", "") == "requires_grad_" for call in calls)
 
 
 def _tensors_of_the_host(program: Program, function: Function) -> Iterator[ast.Name]:
