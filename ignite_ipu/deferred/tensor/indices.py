@@ -45,6 +45,17 @@ def with_known_indices(
     return (args[0], index, *args[2:])
 
 
+def fills_selection(args: Tuple[Any, ...]) -> bool:
+    """Return whether the value of `tensor[index] = value` has a row for each element that a mask selects."""
+    target, index, value = args
+    items = index if type(index) is tuple else (index,)
+    masks = [item for item in items if isinstance(item, torch.Tensor) and item.dtype in MASKS and item.dim()]
+    if not masks or not isinstance(value, torch.Tensor):
+        return False
+    whole = sum(type(item) is int for item in items)  # each takes a dimension away
+    return value.dim() >= target.dim() - whole - sum(mask.dim() - 1 for mask in masks)
+
+
 def by_scalars(name: str, func: Callable[..., Any], args: Tuple[Any, ...]) -> Callable[..., Any]:
     """Return the function that takes indices without dimensions that only the device knows, in place of another."""
     index = args[1] if name in _ITEMS else ()

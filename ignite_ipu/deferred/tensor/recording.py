@@ -23,6 +23,7 @@ from ignite_ipu.deferred.tensor.indices import (
     ARRAYS,
     INDEXED,
     by_scalars,
+    fills_selection,
     with_known_indices,
     without_empty,
     writes_nothing,
@@ -111,8 +112,9 @@ class Recorder:
 
         structure = flatten((args, kwargs), leaves, is_leaf)
         if others is ARRAYS and len(leaves) > 1:
-            # What a mask selects has a shape by its values; a write by one is where it holds.
-            args, leaves = with_known_indices(name, args, _on_host, _mask_values if name == "__getitem__" else None), []
+            # What a mask selects has a shape by its values; a write of one value is where it holds.
+            selects = name == "__getitem__" or (name == "setitem" and fills_selection(args))
+            args, leaves = with_known_indices(name, args, _on_host, _mask_values if selects else None), []
             func = by_scalars(name, func, args)
             structure = flatten((args, kwargs), leaves, is_leaf)
         line = current_line()
@@ -168,7 +170,8 @@ class Recorder:
                     value.keep_for_readers()
                 result = func(*resolved(args), **resolved(kwargs))
                 return result if value is None or result is not value.tensor else target
-        if writes_nothing(name, args, kwargs, _on_host) and not _leads_on(value, (args[1:], kwargs)):
+        known = _mask_values if name == "__setitem__" and fills_selection(args) else _on_host
+        if writes_nothing(name, args, kwargs, known) and not _leads_on(value, (args[1:], kwargs)):
             return None if name == "__setitem__" else target
         plain, line, ordinary = recorded_as(name, target, value), current_line(), value is None
         if ordinary and name not in OPERATORS and not needs_gradients(late) and all(map(_is_of_weights, late)):

@@ -79,12 +79,27 @@ def test_masks_of_values() -> None:
         each = scores.square().mean(1)
         hard = each[each >= each.detach().median()]
         selected = [scores.masked_select(large), torch.masked_select(scores, first[:, None])]
+        tripled, rows, none = scores * 1.0, torch.zeros_like(scores), scores * 1.0
+        tripled[large] = tripled[large] * 3
+        rows[first, 1] = scores[first, 2]
+        none[scores > 100] *= 2
+        selected += [tripled, rows, none]
         return [
             *[scores[large].sum(), X[first].sum() * each.mean(), scores[first, 1:].mean(), hard.mean()],
             *[chosen.square().mean() for chosen in selected],
         ]
 
     both(losses)
+
+
+def test_a_mask_of_the_device_s_draws() -> None:
+    """The host would draw others, and select what the update does not."""
+    model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5))
+    capture_model(model)
+    capture_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    scores = model(X)
+    with pytest.raises(CaptureError, match=r"computes a tensor whose size depends on values.*getitem"):
+        scores[scores > 0]
 
 
 def test_a_place_that_is_read_before_the_update() -> None:
@@ -134,7 +149,9 @@ def test_draws_into_tensors_in_the_shape_of_values() -> None:
         noise = torch.empty_like(scores).normal_(generator=torch.Generator().manual_seed(step))
         torch.manual_seed(step)
         drawn = [torch.randn_like(scores.t()), torch.rand_like(scores, dtype=torch.float32).t()]
-        noisy = (scores + noise + torch.randint_like(scores, 3)).square().mean()
+        kept = torch.bernoulli(torch.full_like(scores, 0.5))
+        assert int(kept.sum()) == int(kept.sum())
+        noisy = (scores * kept + noise + torch.randint_like(scores, 3)).square().mean()
         assert noisy.item() > 0  # before the update
         return [noisy, *[(scores.t() * each).square().mean() for each in drawn]]
 
