@@ -11,8 +11,10 @@ import functools
 import itertools
 import linecache
 import sys
-from types import FrameType
+from types import CodeType
 from typing import Dict, Iterator, List, Optional, Tuple, Union
+
+from ignite_ipu.program.user_code import Line
 
 Check = Union[ast.Assert, ast.If]
 
@@ -24,27 +26,27 @@ def is_check(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Assert)
 
 
-def passing_value(frame: FrameType) -> Optional[bool]:
-    """Return the truth value with which a check passes that running code makes; None if it makes none at its line.
+def passing_value(at: Line) -> Optional[bool]:
+    """Return the truth value with which a check passes that code makes at a line; None if it makes none there.
 
     Before Python 3.11 it is not known which of several values is asked for in a line. None, too, if they decide in
     different ways there.
     """
-    name = frame.f_code.co_filename
-    lines = "".join(linecache.getlines(name, frame.f_globals))
-    checks = _checks_of(lines).get(frame.f_lineno) if lines else None
-    place = _place_of(frame)
-    asked = [each for check in checks or () for each in _asked_for(check, frame.f_lineno)]
+    file, number = at.place
+    text = "".join(linecache.getlines(file))
+    checks = _checks_of(text).get(number) if text else None
+    place = _last_computed(*at)
+    asked = [each for check in checks or () for each in _asked_for(check, number)]
     exact = [each for each in asked if (each[0].lineno, each[0].col_offset) == place]
     values = {value for _, value in exact or asked}
     return values.pop() if len(values) == 1 else None
 
 
-def _place_of(frame: FrameType) -> Optional[Tuple[Optional[int], Optional[int]]]:
-    """Return the line and the column, in bytes, where the expression begins that was computed last."""
-    if sys.version_info < (3, 11) or not frame.f_lasti:
+def _last_computed(code: CodeType, instruction: int) -> Optional[Tuple[Optional[int], Optional[int]]]:
+    """Return the line and the column, in bytes, where the expression begins that was computed before an instruction."""
+    if sys.version_info < (3, 11) or not instruction:
         return None
-    line, _, column, _ = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2 - 1, None))
+    line, _, column, _ = next(itertools.islice(code.co_positions(), instruction // 2 - 1, None))
     return line, column
 
 

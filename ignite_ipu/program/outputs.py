@@ -1,4 +1,4 @@
-"""The output of a model: what PopTorch can bring back of it from the device."""
+"""The output of a model, and the parts of it that PopTorch can bring back from the device."""
 
 from __future__ import annotations
 

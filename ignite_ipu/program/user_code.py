@@ -66,20 +66,14 @@ def current_line(above: int = 0, inner: Optional[FrameType] = None) -> Line:
     As many calls `above` as led here are known to be this library's, and need no look. With an `inner` frame, the
     search begins outside of that.
     """
-    frame = running_frame(sys._getframe(above) if inner is None else inner)
-    return Line((frame.f_code, frame.f_lasti))
-
-
-def running_frame(inner: Optional[FrameType] = None) -> FrameType:
-    """Return the frame of `current_line`."""
-    frame = sys._getframe(1) if inner is None else inner
+    frame: FrameType = sys._getframe(above) if inner is None else inner
     outer: Optional[FrameType] = frame.f_back
     while outer is not None:
         frame = outer
         if _is_named(frame.f_code.co_filename):
             break
         outer = frame.f_back
-    return frame
+    return Line((frame.f_code, frame.f_lasti))
 
 
 @functools.lru_cache(maxsize=None)

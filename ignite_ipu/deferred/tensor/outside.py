@@ -89,7 +89,7 @@ class _Operators(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Functions(FunctionGuard):
-    """Refuses functions that are given some tensors, before these are accessed, and notes what no operator is given."""
+    """Refuses functions that are given some tensors, before these are accessed; notes the tensors of all others."""
 
     def __init__(self, operators: _Operators, refuse: Callable[[int], None]) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class OutsideTensors:
 
         def refuse(memory: int) -> None:
             if memory in others:
-                self._compose([others[memory]])
+                self._compose([others[memory][0]])
                 raise ComposedError
 
         return OutsideReads(refuse)
@@ -168,20 +168,17 @@ class OutsideTensors:
             return False
         others = self._others()
         with DisableTorchFunctionSubclass():
-            names = [others[memory] for memory in set(map(memory_of, found)) & others.keys()]
+            names = [others[memory][0] for memory in set(map(memory_of, found)) & others.keys()]
         if names:
             self._compose(names)
         return bool(names)
 
-    def _others(self) -> Dict[int, str]:
-        """Return the names of other captured models' tensors, by the numbers of their memory."""
-        own = set(map(id, named_tensors(self._model).values()))
+    def _others(self) -> Dict[int, Tuple[str, torch.Tensor]]:
+        """Return names of other captured models' tensors, and these, by the numbers of their memory, which they keep."""
         with DisableTorchFunctionSubclass():
-            return {
-                memory_of(plain(each)): f"{name} of {model.name}"
-                for model, name, each in owned_tensors()
-                if id(each) not in own
-            }
+            own = {memory_of(plain(each)) for each in named_tensors(self._model).values()}
+            every = [(plain(each), f"{name} of {model.name}") for model, name, each in owned_tensors()]
+            return {memory_of(each): (name, each) for each, name in every if memory_of(each) not in own}
 
     def _compose(self, names: Sequence[str]) -> None:
         self.is_composed = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
-from typing import Dict, FrozenSet, Mapping, Optional, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from ignite_ipu.migration.analysis import tensor_methods
 from ignite_ipu.migration.analysis.conditions import Conditions
@@ -223,7 +223,7 @@ class Statements(Expressions):
             self.twice(node.body)
             self.block(node.orelse)
         elif isinstance(node, ast.Assert):
-            self.check(node.test)
+            self._decide(node)
         elif isinstance(node, ast.Return):
             kind = self.expression(node.value) if node.value is not None else PYTHON
             self.result = kind if self.result is None else join(self.result, kind)
@@ -259,7 +259,7 @@ class Statements(Expressions):
         if taken is not None:
             self.block(node.body if taken else node.orelse)
             return
-        (self.check if is_check(node) else self.truth)(node.test)
+        self._decide(node)
         before, tested = dict(self.scope.environment), self.scope.tested
         self.scope.tested = tested | settled_by(node)
         runs = self.scope.runs(node.test)
@@ -271,10 +271,13 @@ class Statements(Expressions):
             self.block(node.orelse)
         self.merge(after_body, self.scope.environment)
 
-    def check(self, test: ast.expr) -> None:
-        """Evaluate the test of a check, which passes in a trace."""
-        for operand, _ in operands(test, True):
-            self.expression(operand)
+    def _decide(self, node: Union[ast.If, ast.Assert]) -> None:
+        """Evaluate a test; that of a check passes in a trace, with any values."""
+        if is_check(node) and type(self.scope.analysis) is ForwardAnalysis:
+            for operand, _ in operands(node.test, True):
+                self.expression(operand)
+        else:
+            self.truth(node.test)
 
     def merge(self, first: Environment, second: Environment) -> None:
         both = {name: join(first[name], second[name]) for name in first.keys() & second.keys()}

@@ -185,9 +185,6 @@ class _LoopStatements(SampledValues):
             return
         super().branch(node)
 
-    def check(self, test: ast.expr) -> None:
-        self.truth(test)
-
     def taken(self, test: ast.expr) -> Optional[bool]:
         """Return the result of a test that the text decides: a loss has the operators of code that runs alone."""
         found, runs = super().taken(test), self.scope.runs(test)

@@ -25,7 +25,7 @@ from ignite_ipu.migration.findings import Severity
 from ignite_ipu.migration.trial.notes import CodePlace, Notes, current_place
 from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.argument_checks import passing_value
-from ignite_ipu.program.user_code import running_frame
+from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.dispatch import LOCAL_SCALAR
 from ignite_ipu.torch_names.tensors import DisableTorchFunction
 
@@ -174,7 +174,7 @@ class Survey(TorchFunctionMode):
 
     def _refused(self, func: _Function, args: Tuple[Any, ...], kwargs: Dict[str, Any], error: Exception) -> Any:
         name, place = name_of(func), current_place()
-        passing = passing_value(running_frame()) if name == "__bool__" else None
+        passing = passing_value(current_line()) if name == "__bool__" else None
         if passing is not None:
             return passing
         text = " ".join(getattr(error, "message", str(error)).split())

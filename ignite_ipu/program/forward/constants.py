@@ -21,7 +21,7 @@ from ignite_ipu.program.function_mode import FunctionContext, writes_first
 from ignite_ipu.program.guards.values import is_left_behind
 from ignite_ipu.program.tensors.described import AS, LIKE
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
-from ignite_ipu.program.user_code import Line, current_line, running_frame
+from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.tensors import DisableTorchFunction
 
 
@@ -99,7 +99,7 @@ class HostConstants(FunctionContext):
         if all(value is not None for value in values) or name in LIKE:
             return self._constant(func, name, args, kwargs)
         if name == "__bool__":
-            passing = passing_value(running_frame())
+            passing = passing_value(current_line())
             if passing is not None:
                 return passing
         self._note_writes(name, args, kwargs)

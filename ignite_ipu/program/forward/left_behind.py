@@ -101,7 +101,7 @@ class Place:
         return any(map(is_left_behind, tensors_in(self.read())))
 
     def is_within(self, places: Container[Place]) -> bool:
-        """Return whether it is an entry of what is at one of some places."""
+        """Return whether it is an entry of the value at one of some places."""
         return isinstance(self._owner, Place) and (self._owner in places or self._owner.is_within(places))
 
     def clear(self) -> None:
@@ -135,7 +135,7 @@ class Added(Place):
 class LeftBehind:
     """Finds the places of a model in which there are other tensors after a call than before, when this was made.
 
-    Or none, where an earlier call has left some: then others find there what this call has put instead, such as None.
+    Or none, where an earlier call has left some: then others find there the value of this call, such as None.
 
     Args:
         named: The values that the model's code reaches by names.

@@ -218,9 +218,11 @@ class Reader:
         """
         if is_left_behind(tensor):
             return _Version(tensor, -1)
-        if hasattr(type(tensor), ACCESS) or isinstance(tensor, torch.nn.Parameter):
+        is_wrapped = hasattr(type(tensor), ACCESS)
+        if is_wrapped or type(tensor) is torch.nn.Parameter:
             # Of another model. PyTorch counts neither a device's updates nor writes through `parameter.data`.
-            bring_newest(tensor)
+            if is_wrapped:
+                bring_newest(tensor)
             values = plain(tensor).contiguous().reshape(-1).view(torch.uint8)
             return _Version(tensor, zlib.crc32(values.numpy().tobytes()))
         with DisableTorchFunctionSubclass():

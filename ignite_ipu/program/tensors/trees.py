@@ -149,7 +149,7 @@ def _base_of(kind: Any) -> Any:
 
 
 def _filler(value: Any, base: Any) -> Optional[Callable[[Any, Sequence[Any], Sequence[Any]], None]]:
-    """Return a function that gives a new list or dictionary its entries, with what its base has besides them."""
+    """Return a function that gives a new list or dictionary its entries, and the factory or length of its base."""
     if isinstance(value, list):
         return lambda built, keys, parts: list.extend(built, parts)
     if isinstance(value, deque):
