@@ -53,7 +53,7 @@ def fills_selection(args: Tuple[Any, ...]) -> bool:
     if not masks or not isinstance(value, torch.Tensor):
         return False
     whole = sum(type(item) is int for item in items)  # each takes a dimension away
-    return value.dim() >= target.dim() - whole - sum(mask.dim() - 1 for mask in masks)
+    return bool(value.dim() >= target.dim() - whole - sum(mask.dim() - 1 for mask in masks))
 
 
 def by_scalars(name: str, func: Callable[..., Any], args: Tuple[Any, ...]) -> Callable[..., Any]:

@@ -174,7 +174,7 @@ class OutsideTensors:
         return bool(names)
 
     def _others(self) -> Dict[int, Tuple[str, torch.Tensor]]:
-        """Return names of other captured models' tensors, and these, by the numbers of their memory, which they keep."""
+        """Return names of other captured models' tensors, and these, by their memory, which they keep."""
         with DisableTorchFunctionSubclass():
             own = {memory_of(plain(each)) for each in named_tensors(self._model).values()}
             every = [(plain(each), f"{name} of {model.name}") for model, name, each in owned_tensors()]
