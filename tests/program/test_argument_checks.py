@@ -61,7 +61,9 @@ class Checked(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         scores = self.layer(x)
         assert not torch.isnan(scores).any(), "not a number"
-        if not torch.isfinite(scores).all() or scores.abs().max() > self.largest:
+        if not torch.isfinite(scores).all():
+            raise ValueError("not finite")
+        if scores.abs().max() > self.largest:
             raise ValueError("too large")
         return scores
 

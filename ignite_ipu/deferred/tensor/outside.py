@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred.graph.owners import OWNERS, owned_tensors
+from ignite_ipu.deferred.tensor.deferred_values import Deferred
 from ignite_ipu.deferred.tensor.functions import METADATA
 from ignite_ipu.errors import CaptureError, listed, logger
 from ignite_ipu.operators.words import word_set
@@ -106,7 +107,7 @@ class _Functions(FunctionGuard):
 
 def _by_memory(values: Any) -> Iterator[Tuple[int, torch.Tensor]]:
     for each in tensors_in(values):
-        if each.layout is torch.strided:
+        if not isinstance(each, Deferred) and each.layout is torch.strided:  # a value to come has no memory
             yield memory_of(each), each
 
 
