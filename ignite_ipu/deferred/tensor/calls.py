@@ -150,12 +150,10 @@ def _new_parameter(func: Callable[..., Any], tensor: Any, *args: Any) -> Any:
 
 
 def _selected(recorder: Recorder, input: Any, mask: Any) -> Any:
-    """Return the elements that a mask selects, recorded; it is read if the device computes it."""
-    if isinstance(mask, Deferred):
-        mask = read(mask.value, "a mask")
+    """Return the elements that a mask selects, recorded."""
     size = np.broadcast_shapes(input.shape, mask.shape)
-    expanded = _expanded(recorder, input, size)
-    return recorder.record(torch.Tensor.__getitem__, (expanded, mask.expand(size)), {})
+    whole = tuple([_expanded(recorder, each, size) for each in (input, mask)])
+    return recorder.record(torch.Tensor.__getitem__, whole, {})
 
 
 def _expanded(recorder: Recorder, tensor: Any, size: Sequence[int]) -> Any:

@@ -27,9 +27,7 @@ _JOINED = ("tensors", "arrays")
 _OnHost = Callable[[torch.Tensor], Optional[torch.Tensor]]
 
 
-def with_known_indices(
-    name: str, args: Tuple[Any, ...], on_host: _OnHost, masked_by: Optional[_OnHost] = None
-) -> Tuple[Any, ...]:
+def with_known_indices(name: str, args: Tuple[Any, ...], on_host: _OnHost, masked_by: _OnHost) -> Tuple[Any, ...]:
     """Return arguments of a function in `INDEXED` with the host's values of their indices, and with `masked_by` masks.
 
     Tensors without dimensions become whole numbers, boolean masks become where they hold, and arrays become tensors.
@@ -37,7 +35,7 @@ def with_known_indices(
     """
     if name not in _ITEMS:
         return (args[0], *_with_numbers(args[1:], on_host))
-    index = _without_masks(args[1], args[0].shape, masked_by or on_host)
+    index = _without_masks(args[1], args[0].shape, masked_by)
     if type(index) is tuple:
         index = tuple([each if _is_awaited(each) else _with_numbers(each, on_host) for each in index])
     elif not _is_awaited(index):
@@ -72,7 +70,7 @@ def writes_nothing(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any], on_
         return any(not leaf.numel() for leaf in leaves_in((args[1:], kwargs)))
     if name != "__setitem__":
         return False
-    index = with_known_indices("setitem", args[:2], on_host)[1]
+    index = with_known_indices("setitem", args[:2], on_host, on_host)[1]
     if any(type(leaf) is not torch.Tensor or leaf.dtype in MASKS for leaf in leaves_in(index)):
         return False  # which the device selects by
     return not torch.empty(args[0].shape, device="meta")[index].numel()

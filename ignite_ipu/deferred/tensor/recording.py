@@ -112,9 +112,7 @@ class Recorder:
 
         structure = flatten((args, kwargs), leaves, is_leaf)
         if others is ARRAYS and len(leaves) > 1:
-            # What a mask selects has a shape by its values; a write of one value is where it holds.
-            selects = name == "__getitem__" or (name == "setitem" and fills_selection(args))
-            args, leaves = with_known_indices(name, args, _on_host, _mask_values if selects else None), []
+            args, leaves = with_known_indices(name, args, _on_host, _masked_by(name, args)), []
             func = by_scalars(name, func, args)
             structure = flatten((args, kwargs), leaves, is_leaf)
         line = current_line()
@@ -170,8 +168,7 @@ class Recorder:
                     value.keep_for_readers()
                 result = func(*resolved(args), **resolved(kwargs))
                 return result if value is None or result is not value.tensor else target
-        known = _mask_values if name == "__setitem__" and fills_selection(args) else _on_host
-        if writes_nothing(name, args, kwargs, known) and not _leads_on(value, (args[1:], kwargs)):
+        if writes_nothing(name, args, kwargs, _masked_by(name, args)) and not _leads_on(value, (args[1:], kwargs)):
             return None if name == "__setitem__" else target
         plain, line, ordinary = recorded_as(name, target, value), current_line(), value is None
         if ordinary and name not in OPERATORS and not needs_gradients(late) and all(map(_is_of_weights, late)):
@@ -282,6 +279,15 @@ def _is_awaited(target: Any) -> bool:
 def _is_of_trained_weights(value: Value) -> bool:
     """Return whether a value is computed from weights alone, as a constant in the shape of an output is not."""
     return value.operation.of_weights and any(any(weights_among(each.leaves)) for each in sources_of(value))
+
+
+def _masked_by(name: str, args: Tuple[Any, ...]) -> Callable[[torch.Tensor], Optional[torch.Tensor]]:
+    """Return the function that gives the values of masks: the number that one selects decides on a shape, or does not.
+
+    It does where elements are taken, or written one by one. A write of one value is where the mask holds.
+    """
+    selects = name == "__getitem__" or (name in ("setitem", "__setitem__") and fills_selection(args))
+    return _mask_values if selects else _on_host
 
 
 def _mask_values(tensor: torch.Tensor) -> Optional[torch.Tensor]:
