@@ -6,7 +6,6 @@ Every Python value that a forward reads, in any way, shows in the operators that
 from __future__ import annotations
 
 import operator
-import zlib
 from hashlib import sha256
 from itertools import chain
 from typing import Any, Callable, Dict, Hashable, Iterable, List, Optional, Sequence, Set, Tuple
@@ -19,7 +18,7 @@ from ignite_ipu.program.forward.weight_writes import WeightWriteGuard, written_b
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.values import AWAITED
 from ignite_ipu.program.ignored_warnings import ignored_warnings
-from ignite_ipu.program.tensors.raw import dtype_of, plain, shape_of
+from ignite_ipu.program.tensors.raw import checksum_of, dtype_of, plain, shape_of
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of
@@ -343,4 +342,4 @@ def _constant(tensor: torch.Tensor) -> Hashable:
     values = plain(tensor).contiguous()
     if values.numel() <= _MOST_SHOWN:
         return shape, dtype, repr(values.tolist())
-    return shape, dtype, zlib.crc32(values.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return shape, dtype, checksum_of(values)

@@ -12,7 +12,6 @@ import marshal
 import pathlib
 import re
 import weakref
-import zlib
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 
 from ignite_ipu.program.forward.randomness import state_of
-from ignite_ipu.program.tensors.raw import ACCESS, bring_newest, plain
+from ignite_ipu.program.tensors.raw import ACCESS, bring_newest, checksum_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 __all__ = [
@@ -223,8 +222,7 @@ class Reader:
             # Of another model. PyTorch counts neither a device's updates nor writes through `parameter.data`.
             if is_wrapped:
                 bring_newest(tensor)
-            values = plain(tensor).contiguous().reshape(-1).view(torch.uint8)
-            return _Version(tensor, zlib.crc32(values.numpy().tobytes()))
+            return _Version(tensor, checksum_of(tensor))
         with DisableTorchFunctionSubclass():
             # One of inference mode does not count.
             return _Version(tensor, 0 if torch.Tensor.is_inference(tensor) else version_of(tensor))
