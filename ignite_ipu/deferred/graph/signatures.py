@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from ignite_ipu.capabilities.traced import NO_FUNCTION, OPERATOR, SHAPE
+from ignite_ipu.deferred.graph.call_signatures import CallSignature
 from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
-from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, name_of
+from ignite_ipu.deferred.graph.operations import CLOCK, name_of
 from ignite_ipu.deferred.graph.owners import OWNED
 from ignite_ipu.deferred.graph.scalar_indices import get_first_item, get_item
 from ignite_ipu.deferred.graph.structure import Bounded, Structure, flatten, is_tensor, unflatten

@@ -14,9 +14,10 @@ from typing import Any, Callable, Container, Dict, Hashable, Iterator, List, Opt
 
 import torch
 
+from ignite_ipu.deferred.graph.call_signatures import CallSignature
 from ignite_ipu.deferred.graph.leaves import Input, Number
 from ignite_ipu.deferred.graph.modes_then import ModesThen
-from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, Operation, Value, by_number, name_of
+from ignite_ipu.deferred.graph.operations import CLOCK, Operation, Value, by_number, name_of
 from ignite_ipu.deferred.graph.structure import Bounded, Structure
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.left_behind import Place

@@ -18,7 +18,8 @@ from ignite_ipu.capabilities.gradients import GRADIENTS_ON_THE_HOST
 from ignite_ipu.deferred.compiled.host_calls import called_on_host
 from ignite_ipu.deferred.compiled.modes import ReplacedError
 from ignite_ipu.deferred.events import OBSERVERS
-from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value, shown_input
+from ignite_ipu.deferred.graph.call_signatures import CallSignature
+from ignite_ipu.deferred.graph.operations import Operation, Value, shown_input
 from ignite_ipu.deferred.graph.owners import (
     OPTIMIZERS,
     OWNERS,

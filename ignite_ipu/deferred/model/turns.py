@@ -15,8 +15,9 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, Optional,
 
 import torch
 
+from ignite_ipu.deferred.graph.call_signatures import CallSignature
 from ignite_ipu.deferred.graph.leaves import Input
-from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, Operation, Value, by_number
+from ignite_ipu.deferred.graph.operations import CLOCK, Operation, Value, by_number
 from ignite_ipu.deferred.graph.state import Older, Values, read_buffers, written_buffers, written_ids
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
 from ignite_ipu.errors import CaptureError, logger

@@ -7,8 +7,9 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ignite_ipu.deferred.graph.call_signatures import CallSignature
 from ignite_ipu.deferred.graph.leaves import Input, Number
-from ignite_ipu.deferred.graph.operations import USES, CallSignature, Operation, Value
+from ignite_ipu.deferred.graph.operations import USES, Operation, Value
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.structure import leaves_in, unflatten
 from ignite_ipu.deferred.graph.uses import keep_weights
