@@ -6,28 +6,15 @@ make that state on the device, where code on the host could not use it.
 
 from __future__ import annotations
 
-import contextlib
-from typing import (
-    Any,
-    ContextManager,
-    Dict,
-    List,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any, ContextManager, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ignite_ipu.deferred.compiled.host_calls import HeldBuffers, changed_values
+from ignite_ipu.deferred.compiled.host_calls import NO_CONTEXT, HeldBuffers, changed_values
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
-from ignite_ipu.deferred.graph.structure import (
-    is_bare_tensor,
-    leaves_in,
-    mapped,
-)
+from ignite_ipu.deferred.graph.structure import is_bare_tensor, leaves_in, mapped
 from ignite_ipu.deferred.tensor.outside import ComposedError
 from ignite_ipu.errors import CaptureError, IPUError, SessionError
 from ignite_ipu.program.forward.assigned_buffers import Assignments
@@ -46,12 +33,8 @@ from ignite_ipu.program.tensors.iterators import with_items
 from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.program.traced_places import changes_in_every_call
 from ignite_ipu.session.session import IPUSession
-from ignite_ipu.torch_names.modules import (
-    all_modules,
-)
+from ignite_ipu.torch_names.modules import all_modules
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of
-
-_NO_CONTEXT = contextlib.nullcontext()
 
 
 class _MadeBuffers:
@@ -100,7 +83,7 @@ def call_first(
     kwargs: Dict[str, Any],
     session: IPUSession,
     failed: Optional[Dict[str, torch.Tensor]] = None,
-    operands: ContextManager[Any] = _NO_CONTEXT,
+    operands: ContextManager[Any] = NO_CONTEXT,
 ) -> bool:
     """Call a model on the host, which leaves tensors that it is given, its buffers and random numbers as they are.
 

@@ -28,8 +28,8 @@ from torch import nn
 
 from ignite_ipu.capabilities.traced import GRADIENT, NO_FUNCTION, REPLACED, VALUE
 from ignite_ipu.capabilities.transforms import COMPUTED_ONCE
+from ignite_ipu.deferred.graph.call_signatures import CallSignature
 from ignite_ipu.deferred.graph.leaves import Shape
-from ignite_ipu.deferred.graph.operations import CallSignature
 from ignite_ipu.deferred.graph.returned import Returned, returned_in
 from ignite_ipu.deferred.graph.structure import (
     Structure,
@@ -71,6 +71,7 @@ from ignite_ipu.torch_names.modules import (
 )
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of, version_of
 
+NO_CONTEXT = contextlib.nullcontext()
 _LAYOUT: Any = torch.Tensor.layout.__get__  # type: ignore[attr-defined]
 _PACK = pack_padded_sequence()
 _ARRAYS = (torch.Tensor.numpy, torch.Tensor.__array__)
@@ -225,7 +226,7 @@ def called_on_host(
     places: Optional[Sequence[Place]] = None,
     differentiated: Optional[Sequence[bool]] = None,
     failed: Optional[Dict[str, torch.Tensor]] = None,
-    operands: Optional[ContextManager[Any]] = None,
+    operands: ContextManager[Any] = NO_CONTEXT,
 ) -> HostCall:
     """Call a model on the host, without a trace in its weights, its buffers, its arguments or randomness.
 
@@ -282,7 +283,7 @@ def called_on_host(
         recorder.writes = WeightWriteGuard(model, buffers)
         guard = ForwardGuard(recorder.writes)
         guards.append(guard)
-        with GradientHookGuard(), guard, operands or contextlib.nullcontext(), recorder:
+        with GradientHookGuard(), guard, operands, recorder:
             call = functools.partial(model, *own.args, **own.kwargs)
             if left_there:
                 # It stores there the tensor that it finds in the place of each buffer afterwards.

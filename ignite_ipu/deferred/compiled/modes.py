@@ -11,7 +11,7 @@ from torch import nn
 from ignite_ipu.deferred.graph.leaves import weights_among
 from ignite_ipu.deferred.graph.modes_then import ModesThen
 from ignite_ipu.deferred.graph.operations import Operation
-from ignite_ipu.deferred.graph.owners import CODES, is_captured
+from ignite_ipu.deferred.graph.owners import CODES, parameter_of
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.tensor.stored_values import bring_stored
 from ignite_ipu.errors import CaptureError, listed
@@ -72,7 +72,7 @@ class Modes:
         found = None if state is None else state.now()
         if state is None or found is None:
             # A call finds out whether it computes with the weights of others.
-            state = self._state = PythonState(self._model, but=is_captured)
+            state = self._state = PythonState(self._model, but=parameter_of)
             found = state.training(), state.values()
             self._changes = self._tables = NEVER
         if self._tables != CHANGES.count:

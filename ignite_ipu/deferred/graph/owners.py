@@ -122,11 +122,6 @@ def parameter_of(tensor: torch.Tensor) -> Optional[Tuple[Captured, str]]:
     return (model, name) if model is not None and model.owns(name, tensor) else None
 
 
-def is_captured(tensor: torch.Tensor) -> bool:
-    """Return whether a captured model has a tensor as its parameter or buffer."""
-    return parameter_of(tensor) is not None
-
-
 def capture_held(weights: Sequence[torch.Tensor]) -> bool:
     """Capture weights by an optimizer that holds one of them, and return whether there is one that captures them."""
     own = set(map(id, weights))
@@ -134,10 +129,10 @@ def capture_held(weights: Sequence[torch.Tensor]) -> bool:
     return any(optimizer.__dict__[WATCH].capture(weights) for optimizer in holding)
 
 
-def owned_tensors() -> Iterator[Tuple[Captured, str, torch.Tensor]]:
-    """Yield the parameters and buffers of all captured models, with their names there."""
+def owned_tensors(but: Optional[nn.Module] = None) -> Iterator[Tuple[Captured, str, torch.Tensor]]:
+    """Yield the parameters and buffers of all captured models `but` one, with their names there."""
     models = {id(model): model for model in [reference() for reference, _ in list(OWNED.values())] if model is not None}
-    for model in models.values():
+    for model in [each for each in models.values() if each.model is not but]:
         for name, tensor in named_tensors(model.model).items():
             yield model, name, tensor
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any, ContextManager, Dict, FrozenSet, List, Optional, Tuple
+from typing import Any, Dict, FrozenSet, List, Optional, Tuple
 
 import torch
 
 from ignite_ipu.deferred.compiled.first_call import call_first
 from ignite_ipu.deferred.compiled.host_calls import called_on_host
 from ignite_ipu.deferred.events import IGNORING
+from ignite_ipu.deferred.graph.call_signatures import CallSignature
 from ignite_ipu.deferred.graph.modes_then import ModesThen
-from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value
+from ignite_ipu.deferred.graph.operations import Operation, Value
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures
 from ignite_ipu.deferred.graph.structure import Structure, flatten, is_bare_tensor, leaves_in, unflatten
@@ -136,11 +136,6 @@ class RecordedCalls:
             signatures.learn([len(args), *kwargs], (*args, *kwargs.values()), (), signature)
             return signature, leaves
 
-    def _watched(self) -> ContextManager[Any]:
-        """Return the context of a call on the host, which finds uses of other captured models' tensors."""
-        outside = self._model.outside
-        return outside.reads() if outside.has_others else contextlib.nullcontext()
-
     def _called_on_host(self, structure: Structure, leaves: List[Any], grad: bool) -> CallSignature:
         """Return the results and writes of the model, found by a call on the host without lasting effects.
 
@@ -160,11 +155,11 @@ class RecordedCalls:
         trained = [leaf.shape.requires_grad for leaf in leaves]
         differentiated = trained if grad and model.training else None
         given = (model, structure, values, loop.session.weights, name)
+        watched = self._model.outside.reads_of_others()
         try:
             if not was_set_up:
                 args, kwargs = unflatten(structure, values)
-                call_first(model, args, kwargs, loop.session, self._failed, self._watched())
-            watched = self._watched()
+                call_first(model, args, kwargs, loop.session, self._failed, watched)
             called = called_on_host(*given, differentiated=differentiated, failed=self._failed, operands=watched)
         except IPUError:
             raise

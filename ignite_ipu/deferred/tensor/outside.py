@@ -6,8 +6,9 @@ them. So the code of such a model is the loop's: each of its functions is record
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
@@ -130,19 +131,20 @@ class OutsideTensors:
 
         By a `ComposedError`, at which the call has written nothing of that model's.
         """
-        others = self._others()
+        return self._reads(self._others())
 
+    def reads_of_others(self) -> ContextManager[Any]:
+        """Return the same, which does nothing if no other model is captured; nothing notes the tensors then."""
+        others = self._others()
+        return self._reads(others) if others else contextlib.nullcontext()
+
+    def _reads(self, others: Mapping[int, Tuple[str, torch.Tensor]]) -> OutsideReads:
         def refuse(memory: int) -> None:
             if memory in others:
-                self._compose([others[memory][0]])
+                self._compose(f"tensors of another captured model ({others[memory][0]})")
                 raise ComposedError
 
         return OutsideReads(refuse)
-
-    @property
-    def has_others(self) -> bool:
-        """True if there are tensors of other captured models."""
-        return bool(self._others())
 
     def check(self, operands: Iterable[torch.Tensor], trains: bool = False) -> None:
         """Take notice of the tensors that the operators of a call on the host have had and none has computed.
@@ -155,10 +157,10 @@ class OutsideTensors:
         with DisableTorchFunctionSubclass():
             own = {memory_of(plain(each)) for each in named_tensors(self._model).values()}
             outside = [each for each in operands if each.layout is torch.strided and memory_of(each) not in own]
-            trained = trains and any(each.is_leaf and requires_grad(each) for each in outside)
+            trained = [tuple(each.shape) for each in outside if trains and each.is_leaf and requires_grad(each)]
         self._found.update({id(each): weakref.ref(each) for each in outside})
         if trained:
-            self.is_composed = True
+            self._compose(f"trainable tensors that are no parameters of it, of shape {listed(list(map(str, trained)))}")
             raise ComposedError
 
     def are_captured(self) -> bool:
@@ -171,23 +173,23 @@ class OutsideTensors:
         with DisableTorchFunctionSubclass():
             names = [others[memory][0] for memory in set(map(memory_of, found)) & others.keys()]
         if names:
-            self._compose(names)
+            self._compose(f"tensors of another captured model ({listed(names)})")
         return bool(names)
 
     def _others(self) -> Dict[int, Tuple[str, torch.Tensor]]:
         """Return names of other captured models' tensors, and these, by their memory, which they keep."""
         with DisableTorchFunctionSubclass():
-            own = {memory_of(plain(each)) for each in named_tensors(self._model).values()}
-            every = [(plain(each), f"{name} of {model.name}") for model, name, each in owned_tensors()]
+            every = [(plain(each), f"{name} of {model.name}") for model, name, each in owned_tensors(self._model)]
+            own = {memory_of(plain(each)) for each in named_tensors(self._model).values()} if every else ()
             return {memory_of(each): (name, each) for each, name in every if memory_of(each) not in own}
 
-    def _compose(self, names: Sequence[str]) -> None:
+    def _compose(self, others: str) -> None:
         self.is_composed = True
         logger.warning(
-            "The code of %s computes, at %s, with tensors of another captured model (%s). Each function of it is "
+            "The code of %s computes, at %s, with %s. Each function of it is "
             "recorded by itself while weights are trained, and the host computes evaluations, with a copy of the "
             "weights. Make both parts of one module and prepare that, to have it compiled.",
             type(self._model).__name__,
             current_line(),
-            listed(names),
+            others,
         )

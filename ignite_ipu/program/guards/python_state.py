@@ -61,12 +61,12 @@ class _StateReader(Reader):
         but: Returns whether the values of a tensor do not count either.
     """
 
-    def __init__(self, own: Iterable[torch.Tensor], but: Callable[[torch.Tensor], bool]) -> None:
+    def __init__(self, own: Iterable[torch.Tensor], but: Callable[[torch.Tensor], Any]) -> None:
         self._own = weakref.WeakValueDictionary({id(tensor): tensor for tensor in own})
         self._but = but
 
     def of_tensor(self, tensor: torch.Tensor) -> Hashable:
-        is_own = id(tensor) in self._own or self._but(tensor)
+        is_own = id(tensor) in self._own or bool(self._but(tensor))
         return OwnVersion(tensor) if is_own else super().of_tensor(tensor)
 
     def of_object(self, value: Any) -> Hashable:
@@ -202,7 +202,7 @@ class PythonState:
         model: nn.Module,
         *others: Any,
         named: Optional[Named] = None,
-        but: Callable[[torch.Tensor], bool] = lambda tensor: False,
+        but: Callable[[torch.Tensor], Any] = lambda tensor: False,
     ) -> None:
         called = parts_of(model, *others)
         named = Named(called) if named is None else named

@@ -123,7 +123,7 @@ def test_a_warning_names_the_tensors(caplog: pytest.LogCaptureFixture) -> None:
     assert len(told) == 1 and "layer.weight of Trunk" in told[0] and "The code of Reader" in told[0]
 
 
-def test_a_parameter_of_no_module_is_trained() -> None:
+def test_a_parameter_of_no_module_is_trained(caplog: pytest.LogCaptureFixture) -> None:
     results = []
     for prepares in (False, True):
         torch.manual_seed(0)
@@ -151,6 +151,7 @@ def test_a_parameter_of_no_module_is_trained() -> None:
             losses.append(loss.item())
         results.append([*losses, *scale.tolist()])
     assert results[1] == pytest.approx(results[0], rel=1e-4)
+    assert sum("trainable tensors that are no parameters of it, of shape (4,)" in each for each in caplog.messages) == 1
 
 
 @pytest.mark.parametrize("read", [weight_of, mean_of])
