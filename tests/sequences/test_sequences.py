@@ -191,6 +191,13 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         ("Parametrized", ("Adam",), "step zero_grad forward copy_of_model backward step gradient_item_set:6", "same"),
         # Previous weights: written through a view, and read by a loss that did not go backward.
         ("Attributes", ("Adam",), "step zero_grad forward write_item:3 backward step", "same"),
+        ("Noisy", ("SGD",), "forward backward clip switch_mode:4 forward backward forward value_through_data", "same"),
+        (
+            "WeightNorm",
+            ("SGD",),
+            "forward freeze:4 backward switch_mode forward backward step forward value_through_data:3",
+            "same",
+        ),
         ("WeightNorm", ("RMSprop",), "two_losses step sum_of_losses zero_grad forward sum_of_losses backward", "same"),
         ("WeightNorm", ("AdamW",), "forward forward backward step write_item:3 sum_of_losses", "same"),
         # A constant changes while a program is set aside that was compiled with it.

@@ -109,7 +109,9 @@ def _evaluated(value: Value, operations: Sequence[Operation], line: Line) -> Opt
             continue
         for leaf in operation.value_leaves:
             read(leaf, "an argument")
-        operation.model.evaluate(operation)
+        operation.model.loop.reads.check_weights()  # a write that is found has the call computed before
+        if not operation.done:
+            operation.model.evaluate(operation)
     left = [each for each in operations if not each.done]
     weights = [leaf.model.loop for each in left for leaf in each.leaves if type(leaf) is Input and leaf.model]
     found = _computed_on_host(value, left, list(dict.fromkeys(weights)), line) if left else value.get()
