@@ -16,7 +16,8 @@ Exception
     ├── LostEditError                   weights written where the device had newer ones      (RuntimeError)
     ├── ProcessesError                  processes that would not train one model together    (RuntimeError)
     ├── CaptureError                    a loop that cannot run as one device step            (RuntimeError)
-    │   └── EarlyReadError              a value was read before the step has run
+    │   ├── EarlyReadError              a value was read before the step has run
+    │   └── ForwardError                a forward whose code no program can run          (SessionError)
     ├── IPUOutOfMemoryError             a program that does not fit                          (RuntimeError)
     ├── RecoveryError                   a device fault that was not recovered from           (RuntimeError)
     ├── CheckpointError                 a checkpoint that is not complete, safe, or fitting  (RuntimeError)
@@ -137,6 +138,10 @@ class CaptureError(IPUError, RuntimeError):
 
 class EarlyReadError(CaptureError):
     """A value of the captured step was read before the step has run."""
+
+
+class ForwardError(CaptureError, SessionError):
+    """A forward whose Python code has effects in every call, or needs values: a program runs no Python code."""
 
 
 class IPUOutOfMemoryError(IPUError, RuntimeError):

@@ -89,8 +89,7 @@ def _judge_together(report: CheckReport, judged: Dict[str, Judgement], by_all_ru
     programs = Programs(real)
     automatic = programs.automatic()
     captured = {path for path in judged if os.path.realpath(path) in automatic}
-    handled = (Outcome.ON_HOST, Outcome.HANDLED)
-    report.findings = [each for each in report.findings if not (each.path in captured and each.run in handled)]
+    report.findings = [each for each in report.findings if not (each.path in captured and each.run.trains)]
     report.findings = [
         _if_chosen(each) if each.run is Outcome.REFUSED and programs.may_count(each) else each
         for each in report.findings
@@ -210,7 +209,7 @@ def _latent(program: Program) -> Iterator[Latent]:
 def _is_handled(program: Program, finding: Finding) -> bool:
     """Return whether the program's engines, captured loops or substitutes support code that breaks a rule."""
     rewritten = all_rules()[finding.rule].rewritten
-    if finding.run is Outcome.ON_HOST:
+    if finding.run in (Outcome.ON_HOST, Outcome.BY_FUNCTION):
         return program.is_automatic
     return finding.run is Outcome.HANDLED and (program.is_automatic or not rewritten)
 

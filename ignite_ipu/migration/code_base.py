@@ -76,8 +76,12 @@ class _Decisions:
         called = sorted(self._programs.called(path), key=lambda finding: finding.place)
         if self._files[path].judged is None or (blocked and self._programs.verdict(path) is Verdict.REFUSED):
             self._ways[path], self._reasons[path] = _Way.ALONE, blocked[0].reason
+        elif any(each.run is Outcome.REFUSED for each in called):
+            refused = next(each for each in called if each.run is Outcome.REFUSED)
+            self._ways[path], self._reasons[path] = _Way.ALONE, f"{refused.place}: {refused.message}"
         elif called:
-            self._ways[path], self._reasons[path] = _Way.ALONE, f"{called[0].place}: {called[0].message}"
+            captures = f"{called[0].place}: {called[0].message}. {AUTO} captures it"
+            self._ways[path], self._reasons[path] = _Way.CAPTURED, captures
         elif blocked or unclear:
             first = [*filter(_is_refused, blocked), *blocked, *unclear][0]
             captures = "A run refuses it where it is used" if _is_refused(first) else f"{AUTO} captures it"

@@ -36,12 +36,20 @@ class Outcome(str, enum.Enum):
     ON_HOST = "on the host"
     """It trains the code with the native result, by weight updates that PyTorch makes on the host: each costs copies of
     the gradients and of the weights."""
+    BY_FUNCTION = "function by function"
+    """It trains the code with the native result. The model's Python code runs in every call, and each function of it is
+    recorded by itself: another sequence of functions is another program."""
     REFUSED = "refused"
     """It stops at that code, or what it calls does."""
     UNCHANGED = "unchanged"
     """It leaves the code as it is, so that the finding holds."""
     OPEN = "open"
     """No text shows it: the code may not run, or its values may be constants. A trace does (`check --run`)."""
+
+    @property
+    def trains(self) -> bool:
+        """True if `run` trains the code with the native result."""
+        return self in (Outcome.HANDLED, Outcome.ON_HOST, Outcome.BY_FUNCTION)
 
     @classmethod
     def of(cls, capability: Capability) -> Outcome:

@@ -22,6 +22,7 @@ class Verdict(str, enum.Enum):
     """Verdict on a file as a program of its own."""
 
     TRAINS = "trains it"
+    TRAINS_BY_FUNCTION = "trains it, function by function"
     TRAINS_ON_HOST = "trains it, with weight updates on the host"
     REFUSED = "refuses it"
     NOTHING = "has nothing to do"
@@ -123,7 +124,9 @@ def _verdict(training: bool, outcomes: Iterable[Outcome]) -> Verdict:
     found = set(outcomes)
     if Outcome.REFUSED in found:
         return Verdict.REFUSED
-    return Verdict.TRAINS_ON_HOST if Outcome.ON_HOST in found else Verdict.TRAINS
+    if Outcome.ON_HOST in found:
+        return Verdict.TRAINS_ON_HOST
+    return Verdict.TRAINS_BY_FUNCTION if Outcome.BY_FUNCTION in found else Verdict.TRAINS
 
 
 class Programs:

@@ -29,7 +29,10 @@ def derived_once(derive: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def standing_for(base: Any) -> Any:
-    """Return a metaclass: classes derived from `base` directly stand for `base` when objects are made or checked."""
+    """Return a metaclass: classes derived from `base` directly stand for `base`.
+
+    They do so when objects are made or checked, and when attributes of the class are set (`type(self).count += 1`).
+    """
     own: Any = type(base)
 
     def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -38,9 +41,16 @@ def standing_for(base: Any) -> Any:
     def instancecheck(cls: Any, value: Any) -> bool:
         return isinstance(value, base) if cls.__mro__[1] is base else bool(own.__instancecheck__(cls, value))
 
+    def set_attribute(cls: Any, name: str, value: Any) -> None:
+        if cls.__mro__[1] is base and name not in vars(cls):
+            setattr(base, name, value)
+        else:
+            own.__setattr__(cls, name, value)
+
     members = {
         "__call__": call,
         "__instancecheck__": instancecheck,
+        "__setattr__": set_attribute,
         # Attributes of the metaclass are not found on objects of the class.
         "__signature__": property(lambda cls: inspect.signature(base)),
     }

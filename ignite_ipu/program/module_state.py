@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import Any, Iterator, List, Optional, Protocol, Sequence
+from typing import Any, Iterable, Iterator, List, Optional, Protocol, Sequence
 
 from torch import nn
 from torch.nn.modules import module as _of_all_modules
@@ -77,3 +77,26 @@ class _Registrations:
 
 REGISTRATIONS = _Registrations()
 """Those of this process, so that nobody has to look for tensors that a model was given."""
+
+
+class _RunByPython:
+    """Modules whose code no program has: Python runs it in each call, so no value of it is a constant of a program.
+
+    While the `count` is the same, they are, too.
+    """
+
+    count = 0
+
+    def __init__(self) -> None:
+        self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def __contains__(self, module: object) -> bool:
+        return isinstance(module, nn.Module) and module in self._modules
+
+    def update(self, added: Iterable[nn.Module] = (), removed: Iterable[nn.Module] = ()) -> None:
+        self._modules.update(added)
+        self._modules.difference_update(removed)
+        self.count += 1
+
+
+RUN_BY_PYTHON = _RunByPython()

@@ -11,11 +11,11 @@ from typing import Any, Container, Iterator, Optional, Sequence, Tuple
 
 from torch import nn
 
-from ignite_ipu.capabilities.traced import STATE, Restriction
+from ignite_ipu.capabilities.traced import NO_FUNCTION, OF_COMPILER, STATE, Restriction
 from ignite_ipu.program.forward.randomness import GLOBAL, name_of
 from ignite_ipu.program.guards.names import Named
 from ignite_ipu.program.guards.python_state import named_by
-from ignite_ipu.program.user_code import Line, codes_in, current_line
+from ignite_ipu.program.user_code import Line, Owner, codes_in, current_line, owner_of
 
 FileLine = Tuple[str, int]
 
@@ -28,6 +28,8 @@ _STORES = frozenset(["STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR",
 _LOADS = frozenset(["LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CONST"])
 # Making an object is no change of one.
 _MAKING = ("__init__", "__new__", "__post_init__")
+# Refusals of the compiler that concern no operator of the device.
+_OF_PYTHON = ("HOST_READ", "MOVE_TO_HOST", "DYNAMIC_SHAPE", "GRADIENT")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -42,6 +44,16 @@ def refusal_at(restriction: Restriction, place: Optional[FileLine], otherwise: s
     """
     where = (place and function_at(*place)) or otherwise
     return ("" if place is None else f"{place[0]}:{place[1]}: ") + restriction.refusal(where, detail)
+
+
+def refused_code(error: BaseException) -> Optional[str]:
+    """Return the text of a refusal of code by PopTorch's compiler that Python could run; None for another error."""
+    kind = getattr(getattr(error, "kind", None), "name", "")
+    if kind not in _OF_PYTHON:
+        return None
+    places = [(file, int(number)) for file, number in PLACE.findall(getattr(error, "message", str(error)))]
+    place = next((place for place in places if owner_of(place[0]) is not Owner.LIBRARY), None)
+    return refusal_at(OF_COMPILER[kind], place, NO_FUNCTION)
 
 
 def split_place(text: str) -> Tuple[Optional[FileLine], str]:

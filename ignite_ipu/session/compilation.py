@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Sequence, Tuple
 
 from ignite_ipu.capabilities.traced import NO_FUNCTION, VALUE_OF_WRITTEN
-from ignite_ipu.errors import SessionError, listed, logger
+from ignite_ipu.errors import ForwardError, SessionError, listed, logger
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.guards.decisions import Decisions
 from ignite_ipu.program.guards.python_state import PythonState
@@ -62,7 +62,7 @@ def check_compiled(source: ProgramSource, trace: HostTrace, own_statistics: bool
     names = sorted(read.keys() & {*trace.written, *source.step.written.names})
     if names:
         detail = f"of the buffer {listed(names)}, which forward writes"
-        raise SessionError(refusal_at(VALUE_OF_WRITTEN, read[names[0]].place, NO_FUNCTION, detail))
+        raise ForwardError(refusal_at(VALUE_OF_WRITTEN, read[names[0]].place, NO_FUNCTION, detail))
 
 
 def _check_own_statistics(replicas: int, written: Sequence[str]) -> None:

@@ -168,10 +168,13 @@ def trained(model: nn.Module, update: Any = None) -> Any:
 @pytest.mark.parametrize("update", ["device", "auto", "host"])
 def test_the_place_of_a_pointer_is_a_tensor(update: Any) -> None:
     """A slice at `int(pointer)` needs its value; indices that are computed from it do not, also around the end."""
-    with pytest.raises(SessionError, match=r"needs the value of a tensor.*pointer.*% len\(queue\)\] = rows"):
-        trained(Queue(reads_pointer=True), update)
     expected = trained(Queue(reads_pointer=True))
     torch.testing.assert_close(trained(Queue(reads_pointer=False), update), expected, rtol=1e-4, atol=1e-5)
+    if update == "device":
+        with pytest.raises(SessionError, match=r"needs the value of a tensor.*pointer.*% len\(queue\)\] = rows"):
+            trained(Queue(reads_pointer=True), update)
+    else:
+        torch.testing.assert_close(trained(Queue(reads_pointer=True), update), expected, rtol=1e-4, atol=1e-5)
 
 
 class Uses(nn.Module):

@@ -57,7 +57,7 @@ PROGRAMS = (
     Program("vision", "train.py"),
     Program("vision", "train.py", ("--amp", "--opt", "adamw", "--clip-grad", "1.0")),
     Program("vision", "train.py", ("--opt", "radam", "--mixup", "0"), Verdict.TRAINS_ON_HOST),
-    Program("vision", "train.py", ("--model", "early_exit"), Verdict.REFUSED),
+    Program("vision", "train.py", ("--model", "early_exit"), Verdict.TRAINS_BY_FUNCTION),
     *(Program(name, script, source=MIGRATED) for name, (script, _) in SCRIPTS.items()),
 )
 # Quick ones, by import, of a package that `python -m` starts, and left alone as one of several.

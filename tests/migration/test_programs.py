@@ -16,6 +16,7 @@ from ignite_ipu.migration.source.file import read_source
 from ignite_ipu.migration.verdict import Verdict
 
 NETS = """\
+import torch
 from torch import nn
 class Net(nn.Module):
     def __init__(self):
@@ -25,8 +26,7 @@ class Net(nn.Module):
         return self.layer(x)
 class Asking(Net):
     def forward(self, x):
-        x = self.layer(x)
-        return x if x.sum().item() > 0 else -x
+        return torch.autograd.grad(self.layer(x).sum(), x, create_graph=True)[0]
 """
 TRAIN = """\
 import torch
@@ -93,24 +93,24 @@ COUNTER = "calls = 0\ndef tick():\n    global calls\n    calls += 1\n    return 
 @pytest.mark.parametrize(
     ("line", "script", "verdict"),
     [
-        ("return self.layer(x) / tick()", "", Verdict.REFUSED),
-        ("return self.layer(x) / counter.tick()", "", Verdict.REFUSED),
+        ("return self.layer(x) / tick()", "", Verdict.TRAINS_BY_FUNCTION),
+        ("return self.layer(x) / counter.tick()", "", Verdict.TRAINS_BY_FUNCTION),
         ("if self.slow: x = x / tick()\n        return self.layer(x)", "", Verdict.TRAINS),
         ("return self.layer(x)", "from counter import tick\ntick()\n", Verdict.TRAINS),
     ],
 )
 def test_a_counter_in_another_module_counts_where_traced_code_calls_it(line, script, verdict, code_base, tmp_path):
-    """Its line is reported, and the program is left alone."""
+    """Its line is reported."""
     nets = "import counter\nfrom counter import tick\n" + NETS.replace("return self.layer(x)", line)
     paths = code_base(counter=COUNTER, nets=nets, train=script + train())
     report = check_paths([str(tmp_path)])
     assert report.verdicts[paths["train"]] is verdict
-    refused = [(each.path, each.line) for each in report.findings if each.rule == "mutated-python-state"]
-    assert refused == ([(paths["counter"], 4)] if verdict is Verdict.REFUSED else [])
+    found = [(each.path, each.line) for each in report.findings if each.rule == "mutated-python-state"]
+    assert found == ([(paths["counter"], 4)] if verdict is Verdict.TRAINS_BY_FUNCTION else [])
     migrations = [migrate_source(read_source(path)) for path in paths.values()]
     decided, _ = decide_together(migrations)
     outcomes = {each.source.path: each.outcome for each in decided}
-    assert outcomes[paths["train"]] == ("left alone" if verdict is Verdict.REFUSED else "migrated")
+    assert outcomes[paths["train"]] == "migrated"
 
 
 READS = """\
@@ -146,9 +146,9 @@ def test_a_function_of_another_module_that_reads_values_counts_where_traced_code
     )
     paths = code_base(reads=READS, nets=nets, train=train())
     report = check_paths([str(tmp_path)])
-    assert report.verdicts[paths["train"]] is (Verdict.TRAINS if found is None else Verdict.REFUSED)
-    refused = [each.line for each in report.findings if each.path == paths["reads"] and each.run is Outcome.REFUSED]
-    assert refused == ([] if found is None else [found])
+    assert report.verdicts[paths["train"]] is (Verdict.TRAINS if found is None else Verdict.TRAINS_BY_FUNCTION)
+    lines = [each.line for each in report.findings if each.path == paths["reads"] and each.run is Outcome.BY_FUNCTION]
+    assert lines == ([] if found is None else [found])
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ SCRIPTS = sorted(path.stem for path in CORPUS.glob("*.py"))
 # Script -> line of its file that the refusal names, and a part of the reason.
 REFUSED = {
     "actor_critic": ("action.item()", "it was sampled from the model's output"),
-    "dynamic_model": ("self.depths.append(", "changes Python values in every call"),
     "gradient_penalty": ("torch.autograd.grad(", "create_graph=True"),
     "hogwild": ("model.share_memory()", "Hogwild"),
     "reinforce": ("action.item()", "as in reinforcement learning"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred.compiled.first_call import call_first
+from ignite_ipu.deferred.compiled.host_calls import NO_CONTEXT
 from ignite_ipu.deferred.compiled.memory import refuse_shared_between
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.places import Places, execution_of, one_after_another
@@ -17,12 +19,13 @@ from ignite_ipu.deferred.graph.modes_then import ModesThen
 from ignite_ipu.deferred.graph.structure import Structure, flatten, is_bare_tensor, leaves_in, refuse_sparse
 from ignite_ipu.deferred.tensor.deferred_values import resolved
 from ignite_ipu.deferred.tensor.outside import OutsideTensors
-from ignite_ipu.errors import CaptureError, IPUError, RowsError, logger
+from ignite_ipu.errors import ForwardError, IPUError, RowsError, logger
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.left_behind import LeftPlaces, may_leave_others
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
+from ignite_ipu.program.forward.state_before import StateBefore
 from ignite_ipu.program.options import own_options
 from ignite_ipu.program.tensors.iterators import with_items
 from ignite_ipu.program.tensors.raw import requires_grad
@@ -108,26 +111,18 @@ class CapturedEvaluation:
                     self._row_wise[larger] = False
             for tensor in tensors:
                 refuse_sparse(tensor, current_line())
-            if outside is None:
-                grows = call_first(model, args, kwargs, self._session, failed)
-            else:
-                operands = outside.reads()
-                grows = call_first(model, args, kwargs, self._session, failed, operands)
-                outside.check(operands.tensors.values())
-            kind = self._kind(model, structure, shapes, grad)
-            program = self._new(model, structure, tensors, grows, grad)
-            self._programs[kind, shapes] = program
-            try:
-                outputs = self._call(program, tensors)
-            except IPUError:
-                raise
-            except Exception:  # of the model's code: the next call is a first one, too
-                self._destroy((kind, shapes))
-                raise
-            compiled = program.compiled
-            if compiled is not None and compiled.trace.varying:
-                self._destroy((kind, shapes))
-                raise CaptureError(changes_in_every_call(model, compiled.trace.varying))
+            self._session.weights.to_host()
+            with (
+                outside.composed.found_out((args, kwargs)) if outside else contextlib.nullcontext(StateBefore(model))
+            ) as before:
+                operands: Any = outside.reads() if outside else NO_CONTEXT
+                grows = call_first(model, args, kwargs, self._session, before, failed, operands)
+                if outside:
+                    outside.check(operands.tensors.values())
+                kind = self._kind(model, structure, shapes, grad)
+                program = self._new(model, structure, tensors, grows, grad)
+                self._programs[kind, shapes] = program
+                outputs = self._first(program, tensors, (kind, shapes))
             # The trace may have set something up, such as a cache.
             del self._programs[kind, shapes]
             kind = self._kind(model, structure, shapes, grad)
@@ -140,6 +135,20 @@ class CapturedEvaluation:
             self._programs.move_to_end((kind, shapes))
             outputs = self._call(program, tensors)
         return _step_of(program).take(outputs, show, given)
+
+    def _first(self, program: ModelProgram, tensors: Sequence[torch.Tensor], key: Tuple[Hashable, Hashable]) -> Any:
+        """Return the outputs of the first call of a program."""
+        try:
+            outputs = self._call(program, tensors)
+            compiled = program.compiled
+            if compiled is not None and compiled.trace.varying:
+                raise ForwardError(changes_in_every_call(program.step.model, compiled.trace.varying))
+        except Exception as error:
+            # Of the model's code: the next call is a first one, too.
+            if isinstance(error, ForwardError) or not isinstance(error, IPUError):
+                self._destroy(key)
+            raise
+        return outputs
 
     def run_on_host(self, model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], line: Line) -> Any:
         """Return the result of a call in training mode, made on the host.

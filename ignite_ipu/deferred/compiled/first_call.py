@@ -15,8 +15,7 @@ from torch.nn.parameter import is_lazy
 from ignite_ipu.deferred.compiled.host_calls import NO_CONTEXT, HeldBuffers, changed_values
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
 from ignite_ipu.deferred.graph.structure import is_bare_tensor, leaves_in, mapped
-from ignite_ipu.deferred.tensor.outside import ComposedError
-from ignite_ipu.errors import CaptureError, IPUError, SessionError
+from ignite_ipu.errors import ForwardError, IPUError, SessionError
 from ignite_ipu.program.forward.assigned_buffers import Assignments
 from ignite_ipu.program.forward.dependence import DeviceDrawsUndone
 from ignite_ipu.program.forward.eager import EAGER
@@ -24,9 +23,8 @@ from ignite_ipu.program.forward.first_call import SetOnce, set_once
 from ignite_ipu.program.forward.left_behind import LeftBehind
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
 from ignite_ipu.program.forward.randomness import draw_from, host_random_state
+from ignite_ipu.program.forward.state_before import StateBefore
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
-from ignite_ipu.program.guards.decisions import Decisions
-from ignite_ipu.program.guards.python_state import named_by
 from ignite_ipu.program.guards.retrace import OperatorRecorder
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.tensors.iterators import with_items
@@ -82,23 +80,24 @@ def call_first(
     args: Tuple[Any, ...],
     kwargs: Dict[str, Any],
     session: IPUSession,
+    state_before: StateBefore,
     failed: Optional[Dict[str, torch.Tensor]] = None,
     operands: ContextManager[Any] = NO_CONTEXT,
 ) -> bool:
     """Call a model on the host, which leaves tensors that it is given, its buffers and random numbers as they are.
 
     Before anything is trained it may make weights and buffers, for which random numbers are drawn as in eager PyTorch,
-    and set some by the first batch. The calls are made in the context `operands`. `failed` is as for `called_on_host`.
+    and set some by the first batch. The calls are made in the context `operands`. The host has the newest weights,
+    `state_before` is of this moment, and `failed` is as for `called_on_host`.
 
     Returns:
         Whether each call adds to lists.
 
     Raises:
         ReplacedError: It has made some tensors of which the session does not know.
-        ComposedError: By `operands`; the call has no effects.
-        SessionError: As of `set_once`.
+        ComposedError: By `operands`.
+        ForwardError: As of `set_once`.
     """
-    session.weights.to_host()
     before, held = named_tensors(model), HeldBuffers(model)
     lazy = [each for each in before.values() if is_lazy(each)]
     held_buffers = {path: each for path, each in model.named_buffers() if not is_lazy(each)}
@@ -107,7 +106,7 @@ def call_first(
     state = host_random_state()
     args, kwargs = mapped((args, kwargs), torch.Tensor.clone, is_bare_tensor)
     made_buffers = _MadeBuffers(model)
-    named = named_by(model)
+    named = state_before.named
     behind, grows = LeftBehind(named, ()), False
     found = SetOnce({}, [])
     assignments = Assignments(model)
@@ -133,7 +132,7 @@ def call_first(
                 # So a value that it keeps for later calls is distinguished from a constant.
                 with torch.set_grad_enabled(model.training and torch.is_grad_enabled()):
                     if session.training is None:
-                        found = set_once(model, call_once, decisions=Decisions(model, named=named))
+                        found = set_once(model, call_once, decisions=state_before.decisions)
                     else:
                         with given, operands, WeightWriteGuard(model):
                             with_items(model(*args, **kwargs))
@@ -143,13 +142,6 @@ def call_first(
                         with given:
                             with_items(model(*args, **kwargs))
                         grows = again.grows
-        except ComposedError:  # the code runs again, as the loop's
-            _put_memory_back(held_buffers, buffers)
-            for path, values in values_before.items():
-                buffers[path].copy_(values)
-            held.put_back()
-            draw_from(state)
-            raise
         except SessionError:  # an IPUError may be a RuntimeError
             raise
         except Exception as error:
@@ -172,7 +164,7 @@ def call_first(
                 buffer.copy_(values)
         found.put(model)
     if found.counters:
-        raise CaptureError(changes_in_every_call(model, found.counters))
+        raise ForwardError(changes_in_every_call(model, found.counters))
     if found.values:
         session.weights.host_changed()
     after = {name: each for name, each in named_tensors(model).items() if all(each is not new for new in registered)}

@@ -42,7 +42,7 @@ from ignite_ipu.deferred.graph.structure import (
     refuse_sparse,
     unflatten,
 )
-from ignite_ipu.errors import CaptureError, IPUError, listed
+from ignite_ipu.errors import CaptureError, ForwardError, IPUError, listed
 from ignite_ipu.program.forward.assigned_buffers import is_assignment
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.gradients import GradientHookGuard
@@ -51,6 +51,7 @@ from ignite_ipu.program.forward.model_libraries import without_generation_cache
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.forward.number_formats import refuse_lacked_formats
 from ignite_ipu.program.forward.randomness import GENERATORS
+from ignite_ipu.program.forward.value_reads import ValueReads
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.function_mode import FunctionGuard
 from ignite_ipu.program.guards.python_state import PythonState, named_by
@@ -93,6 +94,7 @@ class ForwardGuard(FunctionGuard):
 
     Args:
         writes: Refuses writes into weights; `weight.data = values` is no operator that it sees.
+        reads: Refuses reads of values, which otherwise show when the model is compiled.
 
     Attributes:
         array_at: The last line that read a tensor as an array.
@@ -100,9 +102,9 @@ class ForwardGuard(FunctionGuard):
 
     array_at: Optional[Line] = None
 
-    def __init__(self, writes: Optional[WeightWriteGuard] = None) -> None:
+    def __init__(self, writes: Optional[WeightWriteGuard] = None, reads: Optional[ValueReads] = None) -> None:
         super().__init__()
-        self._writes = writes
+        self._writes, self._reads = writes, reads
 
     def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         for value in args:
@@ -117,12 +119,14 @@ class ForwardGuard(FunctionGuard):
                 "the lengths leaves the padding out of sums. (The backward direction of a bidirectional layer sees the "
                 "padding first.)"
             )
+        if self._reads is not None:
+            self._reads.check(func, args, kwargs)
         if func in _ARRAYS:
             self.array_at = current_line()
         if self._writes is not None and func in _SET_DATA:
             self._writes.check_written(args[0])
         if func in _DERIVATIVES:
-            raise CaptureError(refusal_at(GRADIENT, current_line().place, NO_FUNCTION, f"{func.__name__}()"))
+            raise ForwardError(refusal_at(GRADIENT, current_line().place, NO_FUNCTION, f"{func.__name__}()"))
 
 
 class GivenArguments:
@@ -136,7 +140,7 @@ class GivenArguments:
         try:
             self.args, self.kwargs = unflatten(structure, leaves)
         except CaptureError:  # by an earlier call
-            raise CaptureError(what + _CHANGES_ARGUMENT) from None
+            raise ForwardError(what + _CHANGES_ARGUMENT) from None
 
     def check(self) -> None:
         """Refuse a call that has put other values into its arguments."""
@@ -144,7 +148,7 @@ class GivenArguments:
         key = flatten((self.args, self.kwargs), now, is_bare_tensor).key
         same = key == self._structure.key and len(now) == len(self._leaves)
         if not same or any(mine is not theirs for mine, theirs in zip(now, self._leaves)):
-            raise CaptureError(self._what + _CHANGES_ARGUMENT)
+            raise ForwardError(self._what + _CHANGES_ARGUMENT)
 
 
 class HeldBuffers:
@@ -227,12 +231,14 @@ def called_on_host(
     differentiated: Optional[Sequence[bool]] = None,
     failed: Optional[Dict[str, torch.Tensor]] = None,
     operands: ContextManager[Any] = NO_CONTEXT,
+    refuse_reads: bool = False,
 ) -> HostCall:
     """Call a model on the host, without a trace in its weights, its buffers, its arguments or randomness.
 
     `places` are the known places where it stores tensors for other code. With `differentiated`, the call is made with
     gradients enabled, which flow to the weights and to those of the arguments. If the model's code raises an error,
-    `failed` gets the buffers that it has written until then. The model is called in the context `operands`.
+    `failed` gets the buffers that it has written until then. The model is called in the context `operands`. With
+    `refuse_reads`, reads of data are refused.
 
     Raises a `CaptureError` if its code changes Python values or its arguments in every call, which a compiled program
     would not do, or replaces buffers by other tensors. Raises a `SessionError` if it writes into weights, a
@@ -256,6 +262,7 @@ def called_on_host(
     returned: List[Any] = []
     assigned: Set[str] = set()
     recorders: List[OperatorRecorder] = []
+    written_by_last: List[str] = []
     guards: List[ForwardGuard] = []
     grows = False
     named, words = (named_by(model), WordsRead()) if places is None else (None, ())
@@ -274,6 +281,11 @@ def called_on_host(
                 copies[:] = [copy.requires_grad_().clone() if needs else copy for copy, needs in pairs]
         recorder.mark([*copies, *left_there.values()])
         recorder.mark_memory(map(plain, named_tensors(model).values()))
+        reads = ValueReads(recorder) if refuse_reads else None
+        if reads is not None:
+            # A call reads what the one before it has written.
+            later = [left_there[path] for path in written_by_last]
+            recorder.mark_data([*copies, *map(plain, all_parameters(model)), *later])
         own = GivenArguments(what, structure, tuple(copies))
         given[:] = [own]
         random = torch.get_rng_state()
@@ -281,7 +293,7 @@ def called_on_host(
             place.write(value)
         behind = None if named is None else LeftBehind(named, words)
         recorder.writes = WeightWriteGuard(model, buffers)
-        guard = ForwardGuard(recorder.writes)
+        guard = ForwardGuard(recorder.writes, reads)
         guards.append(guard)
         with GradientHookGuard(), guard, operands, recorder:
             call = functools.partial(model, *own.args, **own.kwargs)
@@ -290,6 +302,9 @@ def called_on_host(
                 call = functools.partial(torch.func.functional_call, model, left_there, own.args, own.kwargs)
             with torch.set_grad_enabled(differentiated is not None):
                 output = called_beside(places or (), call)
+        if reads is not None and reads.refusal is not None:
+            raise reads.refusal
+        written_by_last[:] = [path for path, buffer in buffers.items() if memory_of(buffer) in recorder.written]
         returned.append(objects_in(output))
         if not torch.equal(random, torch.get_rng_state()):
             drawn[:] = [True]
@@ -338,19 +353,19 @@ def called_on_host(
     # in eager PyTorch.
     kept.put_back(always=True, but=state.words)
     if changed:
-        raise CaptureError(changes_in_every_call(model, changed))
+        raise ForwardError(changes_in_every_call(model, changed))
     if kept_before:
         raise CaptureError(f"{current_line()}: {COMPUTED_ONCE.refusal(name, name)}")
     array_at = guards[-1].array_at
     if array_at is not None and any(isinstance(each, np.ndarray) for each in leaves_in(results, is_tensor_or_array)):
-        raise CaptureError(refusal_at(VALUE, array_at.place, name, "numpy"))
+        raise ForwardError(refusal_at(VALUE, array_at.place, name, "numpy"))
     first, last = returned[0], returned[-1]
     if len(returned) > 1 and any(mine is theirs for mine in first for theirs in last):
-        raise CaptureError(what + _KEEPS_OBJECT)
+        raise ForwardError(what + _KEEPS_OBJECT)
     given[0].check()
     for copy in copies:
         if version_of(copy):
-            raise CaptureError(
+            raise ForwardError(
                 f"{what} writes into an argument, a tensor of shape {tuple(copy.shape)}; the device writes into a copy "
                 "of its own, which the loop would not see. Let it compute a new tensor (x = x - 1 instead of x -= 1, "
                 "inplace=False in its first layer)."

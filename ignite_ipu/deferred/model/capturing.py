@@ -78,12 +78,6 @@ def captured(model: Any) -> Optional[Loop]:
     return None if found is None else found.loop
 
 
-def is_composed(model: nn.Module) -> bool:
-    """Return whether the code of a captured model is the loop's."""
-    found: Optional[CapturedModel] = model.__dict__.get(CAPTURE)
-    return found is not None and found.outside.is_composed
-
-
 def consists_of_captured(model: nn.Module) -> bool:
     """Return whether a model has trained weights of other captured ones, of none of which it is a part."""
     owners = owners_of(named_tensors(model).values())

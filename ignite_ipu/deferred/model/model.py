@@ -36,20 +36,22 @@ from ignite_ipu.deferred.model.buffers import note_made_on_host
 from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.loop import Loop, Setup
 from ignite_ipu.deferred.model.recording import RecordedCalls
+from ignite_ipu.deferred.tensor.composed import ComposedCode, ComposedError
 from ignite_ipu.deferred.tensor.deferred_values import all_values, deferred_values, resolved
-from ignite_ipu.deferred.tensor.outside import ComposedError, OutsideTensors
+from ignite_ipu.deferred.tensor.outside import OutsideTensors
 from ignite_ipu.deferred.tensor.reads import awaits_backward, not_frozen
 from ignite_ipu.deferred.tensor.stored_values import bring_waiting
 from ignite_ipu.deferred.tensor.without_graph import without_graph
 from ignite_ipu.deferred.tensor.written_tensors import WAITING
 from ignite_ipu.errors import CaptureError, IPUError
+from ignite_ipu.program.forward.assigned_buffers import AssignedInPlace
 from ignite_ipu.program.forward.left_behind import LeftPlaces, put
-from ignite_ipu.program.module_state import NEVER
+from ignite_ipu.program.module_state import NEVER, RUN_BY_PYTHON
 from ignite_ipu.program.module_tables import CHANGES
 from ignite_ipu.program.tensors.raw import named_tensors, plain, requires_grad
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.session import IPUSession
-from ignite_ipu.torch_names.modules import all_parameters
+from ignite_ipu.torch_names.modules import all_modules, all_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
@@ -63,6 +65,7 @@ class CapturedModel:
         loop: The loop that trains it, alone or together with others.
         path: Where in the loop's module this one is.
         tables: The count of changes of tables of tensors when the model was last found to have its own weights.
+        composed: Whether its code is the loop's.
         outside: The tensors outside of the model that its code computes with.
         left: The places where its calls store tensors.
     """
@@ -76,7 +79,8 @@ class CapturedModel:
         self._failed: Dict[str, torch.Tensor] = {}
         self.left = LeftPlaces()
         self._calls = RecordedCalls(self, self._failed)
-        self.outside = OutsideTensors(model)
+        self.composed = ComposedCode(model, functools.partial(_called_by_python, self), setup.config.update)
+        self.outside = OutsideTensors(model, self.composed)
         self._tensors: Dict[str, torch.Tensor] = {}
         (Loop(model, [model], setup) if loop is None else loop).adopt(self)
 
@@ -91,6 +95,8 @@ class CapturedModel:
     def release(self) -> None:
         """Be an ordinary model again."""
         release_class(self.model)
+        if self.composed.is_composed:
+            RUN_BY_PYTHON.update(removed=all_modules(self.model))
         # A value that the user still holds keeps this alive, but its tensors are not captured any more.
         self._tensors = {}
 
@@ -118,7 +124,7 @@ class CapturedModel:
 
     def call(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         outside = self.outside
-        if outside.is_composed or (outside.count != OWNERS.count and outside.are_captured()):
+        if self.composed.is_composed or (outside.count != OWNERS.count and outside.are_captured()):
             return self._composed(args, kwargs)
         records = self.model.training and torch.is_grad_enabled()
         answer = self._calls.record if records else self._evaluated
@@ -152,7 +158,8 @@ class CapturedModel:
 
     def _composed(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Return the result of the model's code, each function of which the loop records, or the host computes."""
-        return type(self.model).__mro__[1].__call__(self.model, *args, **kwargs)
+        with AssignedInPlace():
+            return type(self.model).__mro__[1].__call__(self.model, *args, **kwargs)
 
     def _write_failed(self, answer: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         """Write the buffers that PyTorch has written in a call when the model's code raises an error, by an `answer`.
@@ -289,6 +296,14 @@ class CapturedModel:
             )
         with self.loop.modes.at(modes):
             yield
+
+
+def _called_by_python(model: CapturedModel) -> List[nn.Module]:
+    """Return the modules that Python calls if a model is composed: all but those of captured parts."""
+    others = [each.model for each in model.loop.models if each.model is not model.model]
+    parts = [all_modules(each) for each in others if each not in RUN_BY_PYTHON]
+    inner = {id(module) for part in parts for module in part}
+    return [each for each in all_modules(model.model) if id(each) not in inner]
 
 
 class LooseParameters(nn.ParameterList):

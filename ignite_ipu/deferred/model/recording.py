@@ -17,8 +17,8 @@ from ignite_ipu.deferred.graph.signatures import Signatures
 from ignite_ipu.deferred.graph.structure import Structure, flatten, is_bare_tensor, leaves_in, unflatten
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.waiting import settle_sharing
+from ignite_ipu.deferred.tensor.composed import ComposedError
 from ignite_ipu.deferred.tensor.deferred_values import as_leaf
-from ignite_ipu.deferred.tensor.outside import ComposedError
 from ignite_ipu.deferred.tensor.returned_views import in_place_of_results
 from ignite_ipu.deferred.tensor.stored_values import bring_waiting
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, WeightView, deferred_results
@@ -55,7 +55,7 @@ class RecordedCalls:
         """Record a call and return its deferred result.
 
         Raises:
-            ComposedError: Weights are of several loops.
+            ComposedError: Weights are of several loops, or no program can run the code.
         """
         loop: Loop = self._model.loop
         if self._is_composed:
@@ -157,10 +157,18 @@ class RecordedCalls:
         given = (model, structure, values, loop.session.weights, name)
         watched = self._model.outside.reads_of_others()
         try:
-            if not was_set_up:
-                args, kwargs = unflatten(structure, values)
-                call_first(model, args, kwargs, loop.session, self._failed, watched)
-            called = called_on_host(*given, differentiated=differentiated, failed=self._failed, operands=watched)
+            args, kwargs = unflatten(structure, values)
+            loop.session.weights.to_host()
+            with self._model.composed.found_out((args, kwargs)) as before:
+                if not was_set_up:
+                    call_first(model, args, kwargs, loop.session, before, self._failed, watched)
+                called = called_on_host(
+                    *given,
+                    differentiated=differentiated,
+                    failed=self._failed,
+                    operands=watched,
+                    refuse_reads=self._model.composed.may_begin,
+                )
         except IPUError:
             raise
         except Exception:

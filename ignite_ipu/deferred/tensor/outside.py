@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred.graph.owners import OWNERS, owned_tensors
+from ignite_ipu.deferred.tensor.composed import ComposedCode, ComposedError
 from ignite_ipu.deferred.tensor.deferred_values import Deferred
 from ignite_ipu.deferred.tensor.functions import METADATA
-from ignite_ipu.errors import CaptureError, listed, logger
+from ignite_ipu.errors import listed
 from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.function_mode import FunctionGuard
 from ignite_ipu.program.tensors.described import DRAWN, LIKE
@@ -29,10 +30,6 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunction, DisableTorchFun
 _OF_SHAPE = LIKE | DRAWN
 # Functions that tell nothing of the values of a tensor.
 _WITHOUT_VALUES = METADATA | word_set("__get__")
-
-
-class ComposedError(CaptureError):
-    """A call of a model whose code is to be the loop's."""
 
 
 class OutsideReads:
@@ -115,15 +112,18 @@ def _by_memory(values: Any) -> Iterator[Tuple[int, torch.Tensor]]:
 class OutsideTensors:
     """Finds out whether the code of one captured model computes with weights or buffers that are another's.
 
+    Args:
+        model: The model.
+        composed: Whether its code is the loop's, which it is if it does.
+
     Attributes:
         count: The value of `OWNERS.count` at the last look.
-        is_composed: Whether its code is the loop's from now on.
+        composed: As given.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, composed: ComposedCode) -> None:
         self.count = OWNERS.count
-        self.is_composed = False
-        self._model = model
+        self._model, self.composed = model, composed
         self._found: Dict[int, weakref.ref[torch.Tensor]] = {}
 
     def reads(self) -> OutsideReads:
@@ -184,12 +184,7 @@ class OutsideTensors:
             return {memory_of(each): (name, each) for each, name in every if memory_of(each) not in own}
 
     def _compose(self, others: str) -> None:
-        self.is_composed = True
-        logger.warning(
-            "The code of %s computes, at %s, with %s. Each function of it is "
-            "recorded by itself while weights are trained, and the host computes evaluations, with a copy of the "
-            "weights. Make both parts of one module and prepare that, to have it compiled.",
-            type(self._model).__name__,
-            current_line(),
-            others,
+        self.composed.begin(
+            f"The code of {type(self._model).__name__} computes, at {current_line()}, with {others}.",
+            " Make both parts of one module and prepare that, to have it compiled.",
         )

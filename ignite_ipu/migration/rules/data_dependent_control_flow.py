@@ -19,7 +19,7 @@ from __future__ import annotations
 from ignite_ipu.capabilities.traced import VALUE
 from ignite_ipu.migration.findings import Outcome, Severity, breaches_of, of_traced_code
 
-SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
+SEVERITY, RUN = Severity.ERROR, Outcome.BY_FUNCTION
 
 latent = breaches_of(VALUE, "truth", "count")
 check = of_traced_code(latent)

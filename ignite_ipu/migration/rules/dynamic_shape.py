@@ -12,10 +12,21 @@ In forward:
 
 from __future__ import annotations
 
+from typing import Iterable
+
 from ignite_ipu.capabilities.traced import SHAPE
-from ignite_ipu.migration.findings import Outcome, Severity, breaches_of, of_traced_code
+from ignite_ipu.migration.analysis.kinds import Fact
+from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, breach_of, of_traced_code
 
-SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
+SEVERITY, RUN = Severity.ERROR, Outcome.BY_FUNCTION
 
-latent = breaches_of(SHAPE, "mask", "dynamic", "repeat")
+
+def latent(program: Program, facts: Iterable[Fact]) -> Hits:
+    """Find them; `run` refuses repetitions, of which the loop, too, does not know the shape."""
+    for fact in facts:
+        if fact.kind in ("mask", "dynamic", "repeat"):
+            run = Outcome.REFUSED if fact.kind == "repeat" else None
+            yield breach_of(fact, SHAPE, program.detail_of(fact), run)
+
+
 check = of_traced_code(latent)

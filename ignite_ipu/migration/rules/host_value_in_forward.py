@@ -20,7 +20,7 @@ from ignite_ipu.capabilities.traced import VALUE
 from ignite_ipu.migration.analysis.kinds import Fact
 from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, breach_of, of_traced_code
 
-SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
+SEVERITY, RUN = Severity.ERROR, Outcome.BY_FUNCTION
 
 
 def latent(program: Program, facts: Iterable[Fact]) -> Hits:

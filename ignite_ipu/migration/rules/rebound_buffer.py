@@ -21,17 +21,17 @@ In forward:
 from __future__ import annotations
 
 from ignite_ipu.capabilities.traced import REPLACED, WEIGHT
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, each_breach
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, breach_of, each_breach
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 _replaced = each_breach(REPLACED, "rebound")
-_written = each_breach(WEIGHT, "written")
 
 
 def check(program: Program) -> Hits:
     yield from _replaced(program)
-    yield from _written(program)
+    for fact in program.facts_of("written"):
+        yield breach_of(fact, WEIGHT, program.detail_of(fact), Outcome.BY_FUNCTION)
     for fact in program.facts:
         if fact.kind == "assigned":
             text = f"{fact.where} assigns self.{fact.name}: a tensor of its shape and type, without gradients, trains"

@@ -18,7 +18,7 @@ from __future__ import annotations
 import ast
 from typing import Iterable, Optional
 
-from ignite_ipu.capabilities.traced import ARGUMENT, COUNTED, WEIGHT
+from ignite_ipu.capabilities.traced import ARGUMENT, COUNTED
 from ignite_ipu.migration.analysis.kinds import Fact
 from ignite_ipu.migration.analysis.operators import constants_of, is_handled, is_loss, problem, refused_arguments
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, hit_of, not_compiled
@@ -26,7 +26,7 @@ from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity,
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 # Restrictions of traced code that a run finds before the compiler sees the argument, each with its way out.
-_FOUND_BEFORE = {"WEIGHT": WEIGHT, "COUNTED": COUNTED}
+_FOUND_BEFORE = {"COUNTED": COUNTED}
 
 
 def latent(program: Program, facts: Iterable[Fact]) -> Hits:

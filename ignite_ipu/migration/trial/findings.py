@@ -38,8 +38,9 @@ def with_traced(found: Sequence[Finding], trial: Trial, rules: Mapping[str, Rule
         if program.is_suppressed(rule.name, _ends(program.tree, line)):
             suppressed += 1
             continue
-        # Reasons that stop this trace stop that of `run`.
-        run = Outcome.REFUSED if severity is Severity.ERROR else rule.run
+        # Reasons that stop this trace stop that of `run`, if it needs one of the whole model.
+        stops = severity is Severity.ERROR and rule.run is not Outcome.BY_FUNCTION
+        run = Outcome.REFUSED if stops else rule.run
         new = place_hit(program, rule, Hit(_whole(program, line), note.message, None, severity, run))
         same = next((finding for finding in findings if _say_the_same(finding, new)), None)
         if same is None:

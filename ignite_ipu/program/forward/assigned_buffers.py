@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import weakref
 from operator import is_
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
 
 from ignite_ipu.errors import CaptureError, listed, logger
+from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.modules import BUFFERS, all_modules
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
@@ -150,3 +151,30 @@ def assignments_written(model: nn.Module) -> Iterator[None]:
     with torch.no_grad():
         for buffer, value in written:
             buffer.copy_(value)
+
+
+class AssignedInPlace:
+    """Context in which Python calls a model: buffers that are assigned tensors of the same kind are written instead.
+
+    The one tensor stays for the device, for optimizers and for whoever else holds it.
+    """
+
+    def __init__(self) -> None:
+        self._before: Dict[int, Tuple[Dict[str, Any], Dict[str, Any]]] = {}
+
+    def before_registration(self, module: nn.Module, given: Any) -> None:
+        table = vars(module)[BUFFERS]
+        self._before.setdefault(id(table), (table, dict(table)))
+
+    def __enter__(self) -> None:
+        REGISTRATIONS.observe(self)
+
+    def __exit__(self, *error: Any) -> None:
+        REGISTRATIONS.observers.discard(self)
+        for table, before in self._before.values():
+            for name, buffer in before.items():
+                now = table.get(name)
+                if buffer is not None and _goes_on(buffer, now):
+                    table[name] = buffer
+                    with torch.no_grad():
+                        buffer.copy_(now)

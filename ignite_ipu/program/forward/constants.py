@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Opti
 
 import torch
 
-from ignite_ipu.errors import CaptureError
+from ignite_ipu.errors import ForwardError
 from ignite_ipu.program.argument_checks import passing_value
 from ignite_ipu.program.function_mode import FunctionContext, writes_first
 from ignite_ipu.program.guards.values import is_left_behind
@@ -122,7 +122,7 @@ class HostConstants(FunctionContext):
         """Return the values of a constant, None for results of the device."""
         if tensor.device.type != _IPU:
             if is_left_behind(tensor):
-                raise CaptureError(
+                raise ForwardError(
                     f"The forward reads at {current_line()} a tensor that another call, as one in the other mode, has "
                     "stored in an attribute. Programs of a device share weights and buffers alone. Make it a buffer of "
                     "that shape (register_buffer(..., persistent=False)), and assign it values without gradients."

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ignite_ipu.capabilities.traced import NO_FUNCTION, WEIGHT
-from ignite_ipu.errors import SessionError
+from ignite_ipu.errors import ForwardError
 from ignite_ipu.program.forward.exact import EXACT_LAYERS, EXACT_TENSORS, EXACT_VALUES, diagonal_matrix, loss_by_name
 from ignite_ipu.program.function_mode import FunctionContext
 from ignite_ipu.program.traced_places import refusal_at
@@ -120,10 +120,10 @@ def _set_data(func: Function, tensor: torch.Tensor, value: torch.Tensor) -> None
     """Refuse to give a tensor other memory, where PopTorch does so in its words, or it is a weight.
 
     Raises:
-        SessionError: It is a weight.
+        ForwardError: It is a weight.
     """
     if isinstance(tensor, nn.Parameter):
-        raise SessionError(refusal_at(WEIGHT, current_line().place, NO_FUNCTION, f"of shape {tuple(tensor.shape)}"))
+        raise ForwardError(refusal_at(WEIGHT, current_line().place, NO_FUNCTION, f"of shape {tuple(tensor.shape)}"))
     func(tensor, value)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ignite_ipu.errors import SessionError, listed
+from ignite_ipu.errors import ForwardError, listed
 from ignite_ipu.program.forward.module_attributes import SCALARS, ModuleAttributes
 from ignite_ipu.program.forward.randomness import draw_from, host_random_state
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard, written_by
@@ -65,7 +65,7 @@ def set_once(
         decisions: The values that the code decides by, of what is called beside the model, too, if looked up.
 
     Raises:
-        SessionError: Each call writes into weights, or the first one returns another result than later ones.
+        ForwardError: Each call writes into weights, or the first one returns another result than later ones.
     """
     return _FirstCalls(model, call, recorder, decisions or Decisions(model)).set_once()
 
@@ -134,7 +134,7 @@ class _FirstCalls:
             if self._draws in (0, drawn) and not _are_close(result, compared):
                 self._restore({})
                 if not counted:
-                    raise SessionError(
+                    raise ForwardError(
                         f"The first call of {type(self._model).__qualname__} at {current_line()} returns another "
                         "result than a later call with the values that it has set "
                         f"({listed(sorted({*found, *once, *decisions}))}). A compiled program has one forward for all "

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ignite_ipu.capabilities.traced import COUNTED, NO_FUNCTION, WEIGHT
-from ignite_ipu.errors import SessionError
+from ignite_ipu.errors import ForwardError, SessionError
 from ignite_ipu.program.traced_places import refusal_at
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of
@@ -58,7 +58,7 @@ class WeightWriteGuard(DispatchMode):  # type: ignore[no-untyped-call]
         if memory in self._counters:
             raise SessionError(refusal_at(COUNTED, current_line().place, NO_FUNCTION, self._counters[memory]))
         if memory in self._weights:
-            raise SessionError(refusal_at(WEIGHT, current_line().place, NO_FUNCTION, self._weights[memory]))
+            raise ForwardError(refusal_at(WEIGHT, current_line().place, NO_FUNCTION, self._weights[memory]))
 
 
 def written_by(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Iterator[torch.Tensor]:

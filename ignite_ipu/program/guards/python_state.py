@@ -30,7 +30,7 @@ from ignite_ipu.program.guards.values import (
     leave_behind,
     replaced_tensors,
 )
-from ignite_ipu.program.module_state import REGISTRATIONS
+from ignite_ipu.program.module_state import REGISTRATIONS, RUN_BY_PYTHON
 from ignite_ipu.program.tensors.trees import PLAIN, attributes_of, opened_record, tensors_in
 from ignite_ipu.program.user_code import read_by
 from ignite_ipu.torch_names.modules import (
@@ -230,7 +230,7 @@ class PythonState:
         self.parts = [part for tables in (self._watched, *self._in_turns) if tables for part in tables.held]
         # Counters that differ after registrations of hooks, or replacements of modules.
         REGISTRATIONS.follow()
-        self._registered = RemovableHandle.next_id, REGISTRATIONS.count
+        self._registered = RemovableHandle.next_id, REGISTRATIONS.count, RUN_BY_PYTHON.count
         self._modes: List[bool] = []
         # Objects that lead to values are no values: with another in its place, these are elsewhere.
         values = [isinstance(read(), _VALUES) for _, read in named.places]
@@ -255,9 +255,11 @@ class PythonState:
     @property
     def complete(self) -> bool:
         """True if parts are the same, no attribute has come or gone since, and values are found at the same places."""
-        registered = RemovableHandle.next_id, REGISTRATIONS.count
+        registered = RemovableHandle.next_id, REGISTRATIONS.count, RUN_BY_PYTHON.count
         if self._registered != registered:
             if any(self._hookless) or not all(tables.same for tables in self._in_turns):
+                return False
+            if self._registered[-1] != registered[-1]:
                 return False
             self._registered = registered
         if self._leads:
@@ -287,7 +289,7 @@ class PythonState:
 
     def now(self) -> Optional[Tuple[List[bool], List[Hashable]]]:
         """Return the results of `training` and `values`; None if this is not `complete` any more."""
-        registered = RemovableHandle.next_id, REGISTRATIONS.count
+        registered = RemovableHandle.next_id, REGISTRATIONS.count, RUN_BY_PYTHON.count
         if self._registered == registered and not self._leads and self._watched is None:
             tables = next(self._turns)
             if tables is not None and not tables.same:
@@ -377,10 +379,14 @@ def named_by(model: nn.Module) -> Named:
 
 
 def parts_of(*called: Any) -> List[Tuple[str, Any]]:
-    """Return the code of a call of modules and functions, with paths: all modules, and the hooks of any."""
+    """Return the code of a call of modules and functions, with paths: all modules, and the hooks of any.
+
+    Modules whose code Python runs are left out.
+    """
     parts: List[Tuple[str, Any]] = []
     for each in called:
         parts += all_named_modules(each) if isinstance(each, nn.Module) else [("", each)]
+    parts = [(path, each) for path, each in parts if each not in RUN_BY_PYTHON] if RUN_BY_PYTHON.count else parts
     return [*parts, *[("self", hook) for hooks in _GLOBAL_HOOKS for hook in hooks.values()]]
 
 

@@ -18,6 +18,7 @@ from ignite_ipu.program.forward.weight_writes import WeightWriteGuard, written_b
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.values import AWAITED
 from ignite_ipu.program.ignored_warnings import ignored_warnings
+from ignite_ipu.program.tensors.described import LIKE
 from ignite_ipu.program.tensors.raw import checksum_of, dtype_of, plain, shape_of
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.user_code import Line, current_line
@@ -73,6 +74,9 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
         self._memory: Set[int] = set()
         self._varying: Set[int] = set()
         self._varies = False  # whether the last operator draws, or an argument of it is in such memory
+        # Memory of data, and of results that are computed from them or drawn.
+        self._data: Set[int] = set()
+        self._takes_data = False
         # Where the arguments of the last operator are from, as far as they are marked.
         self._read: List[Tuple[int, int]] = []
         self._watched = watched
@@ -88,6 +92,14 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
     def mark_memory(self, tensors: Iterable[torch.Tensor]) -> None:
         """Let others in the memory of tensors be no constants, such as `weight.data` in an attribute."""
         self._memory.update(map(memory_of, tensors))
+
+    def mark_data(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Let the values of tensors be others in each call, as those of a batch."""
+        self._data.update(map(memory_of, tensors))
+
+    def is_data(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is data, is computed from some, or is drawn."""
+        return tensor.layout is torch.strided and memory_of(tensor) in self._data
 
     def has_made(self, tensor: torch.Tensor) -> bool:
         """Return whether an operator in the block has computed a tensor, or the block was given it."""
@@ -117,20 +129,28 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(tensor, torch.Tensor):
                 setattr(tensor, _PLACE, (self._token, (number, place)))
                 # The memory of a result that is gone may be that of the next one.
-                (self._varying.add if self._varies else self._varying.discard)(memory_of(tensor))
+                memory = memory_of(tensor)
+                (self._varying.add if self._varies else self._varying.discard)(memory)
+                (self._data.add if self._takes_data else self._data.discard)(memory)
         if self._varies and schema_of(func).is_mutable:
             self._varying.update(map(memory_of, written_by(func, args, kwargs)))
+            if self._takes_data:
+                self._data.update(map(memory_of, written_by(func, args, kwargs)))
         return output
 
     def _note(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         self._read, self._varies = [], torch.Tag.nondeterministic_seeded in func.tags
+        self._takes_data = self._varies
         self.operations.append((func, self._of(args), self._of(kwargs)))
+        if self._takes_data and schema_of(func).name.rpartition("::")[2] in LIKE:
+            self._takes_data = any(map(self.is_data, tensors_in((args[1:], kwargs))))
 
     def _of(self, value: Any) -> Hashable:
         """Return an argument, comparable."""
         if isinstance(value, torch.Tensor):
             token, place = getattr(value, _PLACE, _NOWHERE)
             self._varies = self._varies or not self.is_constant(value)
+            self._takes_data = self._takes_data or (bool(self._data) and self.is_data(value))
             if token is self._token:
                 self._read.append(place)
                 if place[0] == _GIVEN:

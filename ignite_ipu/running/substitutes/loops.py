@@ -21,7 +21,7 @@ from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.compiled.places import Places
 from ignite_ipu.deferred.events import CaptureObserver
 from ignite_ipu.deferred.graph.owners import held_by, held_parameters, held_tensors, is_held, release_optimizer
-from ignite_ipu.deferred.model.capturing import consists_of_captured, is_composed, setup_of
+from ignite_ipu.deferred.model.capturing import consists_of_captured, setup_of
 from ignite_ipu.deferred.model.capturing_class import refuse_transforms
 from ignite_ipu.deferred.model.loop import is_untrained
 from ignite_ipu.deferred.model.model import owner_of
@@ -32,6 +32,7 @@ from ignite_ipu.deferred.tensor.deferred_values import deferred_values
 from ignite_ipu.errors import logger
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.eager import EAGER
+from ignite_ipu.program.module_state import RUN_BY_PYTHON
 from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.torch_compiled import leave_out_compiler
 from ignite_ipu.program.user_code import OURS, Owner, current_line
@@ -172,7 +173,7 @@ class CapturedLoops(CaptureObserver):
                 if captured(whole) is None and not consists_of_captured(whole):
                     self._capture(whole)
             composed = module.training and torch.is_grad_enabled() and consists_of_captured(module)
-            if composed or is_composed(module):
+            if composed or module in RUN_BY_PYTHON:
                 # Its own code is the loop's, as that of a wrapper, or of some layers of a model (`model[:2]`).
                 return original(module, *args, **kwargs)
             self._capture(module)

@@ -1,7 +1,8 @@
-"""Random numbers of the host in a forward: refused in a loop, and a warning of engines, whose programs draw once."""
+"""Random numbers of the host in a forward: refused by fused updates; engines warn, as their programs draw once."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import os
@@ -14,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from ignite_ipu import IPUAccelerator, SessionError, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu import IPUAccelerator, IPUConfig, SessionError, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.deferred import CaptureError
 from ignite_ipu.program.forward import randomness
 from ignite_ipu.program.forward.randomness import draws_put_back, generator_states, moved, state_of
@@ -102,7 +103,7 @@ def operator_length(iterator):
 def call_in_loop(model, training):
     """Call a prepared model three times, and return its outputs."""
     forget()
-    accelerator = IPUAccelerator()
+    accelerator = IPUAccelerator(config=IPUConfig(update="device"))
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
     found = []
     for _ in range(3):
@@ -120,7 +121,7 @@ def call_in_loop(model, training):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", DRAWS)
-def test_a_loop_refuses_draws(name, training):
+def test_a_fused_update_refuses_draws(name, training):
     """A program would have the number of the trace for ever."""
     with pytest.raises(CaptureError, match=r"changes Python values in every call.*\(.*") as error:
         call_in_loop(Jittered(*DRAWS[name]()), training)
@@ -137,16 +138,23 @@ def test_numbers_that_stay_are_computed_with(name, training):
         torch.testing.assert_close(output, expected)
 
 
-def test_a_generator_among_the_arguments_is_refused():
+@pytest.mark.parametrize("make", [random.Random, np.random.default_rng])
+def test_a_generator_among_the_arguments(make):
+    """A fused update refuses it; otherwise each call draws from it."""
+
     class Drawing(nn.Linear):
         def forward(self, x, rng):
             return super().forward(x * rng.random())
 
-    for rng in (random.Random(), np.random.default_rng()):
-        forget()
-        model = IPUAccelerator().prepare(Drawing(6, 2))
-        with pytest.raises(CaptureError, match=r"the state of a (random|numpy\.random)\."):
-            model(torch.ones(2, 6), rng)
+    forget()
+    model = IPUAccelerator(config=IPUConfig(update="device")).prepare(Drawing(6, 2))
+    with pytest.raises(CaptureError, match=r"the state of a (random|numpy\.random)\."):
+        model(torch.ones(2, 6), make(1))
+    forget()
+    own = Drawing(6, 2)
+    model, rngs = IPUAccelerator().prepare(copy.deepcopy(own)), (make(1), make(1))
+    for _ in range(3):
+        torch.testing.assert_close(model(torch.ones(2, 6), rngs[0]), own(torch.ones(2, 6), rngs[1]))
 
 
 @pytest.mark.parametrize("training", [True, False])

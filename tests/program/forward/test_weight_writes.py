@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ignite_ipu import IPUAccelerator, SessionError, create_ipu_trainer
+from ignite_ipu import IPUAccelerator, IPUConfig, SessionError, create_ipu_trainer
 
 X = torch.randint(0, 6, (8, 3), generator=torch.Generator().manual_seed(0))
 
@@ -46,7 +46,7 @@ def test_a_forward_that_writes_into_weights_is_refused(write: Callable[[torch.Te
     models = [Normalising(write), Normalising(write)]
     before = [model.table.weight.detach().clone() for model in models]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
-    captured, _ = IPUAccelerator().prepare(models[0], optimizers[0])
+    captured, _ = IPUAccelerator(config=IPUConfig(update="device")).prepare(models[0], optimizers[0])
     with pytest.raises(SessionError, match=r"test_weight_writes\.py:\d+: .* writes into a weight.*\(table\.weight\)"):
         captured(X)
     trainer = create_ipu_trainer(models[1], optimizers[1], nn.CrossEntropyLoss())
@@ -64,8 +64,8 @@ def test_a_forward_that_assigns_the_data_of_a_weight_is_refused() -> None:
 
     models = [Normalising(assign) for _ in range(3)]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
-    captured, _ = IPUAccelerator().prepare(models[0], optimizers[0])
-    evaluated, _ = IPUAccelerator().prepare(models[1], optimizers[1])
+    captured, _ = IPUAccelerator(config=IPUConfig(update="device")).prepare(models[0], optimizers[0])
+    evaluated, _ = IPUAccelerator(config=IPUConfig(update="device")).prepare(models[1], optimizers[1])
     trainer = create_ipu_trainer(models[2], optimizers[2], nn.CrossEntropyLoss())
     calls = (lambda: captured(X), lambda: evaluated.eval()(X), lambda: trainer.run([(X, X.new_zeros(8).long())]))
     for number, call in enumerate(calls):

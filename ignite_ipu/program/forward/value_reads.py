@@ -1,0 +1,77 @@
+"""Reads of values in a forward, which a trace has not: code decides by data, or shapes depend on data.
+
+A call on the host finds those that the model's own code makes. Others show when the model is compiled.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import FrameType
+from typing import Any, Callable, Dict, Optional, Tuple
+
+import torch
+
+from ignite_ipu.capabilities.traced import NO_FUNCTION, SHAPE, VALUE
+from ignite_ipu.errors import ForwardError
+from ignite_ipu.operators.words import word_set
+from ignite_ipu.program.argument_checks import passing_value
+from ignite_ipu.program.guards.retrace import OperatorRecorder
+from ignite_ipu.program.tensors.trees import tensors_in
+from ignite_ipu.program.traced_places import refusal_at
+from ignite_ipu.program.user_code import OURS, Owner, current_line, owner_of
+
+_READS = word_set(
+    "item tolist numpy __array__ __bool__ __int__ __float__ __complex__ __index__ is_nonzero equal allclose "
+    "__contains__"
+)
+_BY_VALUES = word_set("nonzero argwhere masked_select unique unique_consecutive _unique2")
+_MASKS = (torch.bool, torch.uint8)
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+# They pass on a call of a tensor's method to a context of functions.
+_PASSING_ON = tuple(_TORCH + name for name in ("overrides.py", "_tensor.py", "functional.py", "_jit_internal.py"))
+
+
+class ValueReads:
+    """Refuses reads of data in a call of a model on the host, whose operators are recorded.
+
+    Reads by code of libraries pass, which may take another way while it is traced, and those of checks of arguments.
+
+    Attributes:
+        refusal: The last error for a read; the code may have caught it.
+    """
+
+    def __init__(self, recorder: OperatorRecorder) -> None:
+        self._recorder = recorder
+        self.refusal: Optional[ForwardError] = None
+
+    def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        name = getattr(func, "__name__", "")
+        restriction, read = SHAPE, [args, kwargs]
+        if name in _READS:
+            restriction = VALUE
+        elif name == "__getitem__":
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            read = [each for each in index if _is_mask(each)]
+        elif not (name in _BY_VALUES or (name == "where" and len(args) + len(kwargs) == 1)):
+            return
+        tensors = tensors_in(read)
+        if any(map(self._recorder.is_data, tensors)) and _is_own_code() and not _passes(name):
+            self.refusal = ForwardError(refusal_at(restriction, current_line().place, NO_FUNCTION, name))
+            raise self.refusal
+
+
+def _passes(name: str) -> bool:
+    return name == "__bool__" and passing_value(current_line()) is not None
+
+
+def _is_mask(part: Any) -> bool:
+    return isinstance(part, torch.Tensor) and part.dtype in _MASKS
+
+
+def _is_own_code() -> bool:
+    """Return whether the caller of PyTorch is no code of PyTorch's or of a library that passes calls on."""
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((OURS, *_PASSING_ON)):
+        frame = frame.f_back
+    return frame is not None and owner_of(frame.f_code.co_filename) is Owner.USER
