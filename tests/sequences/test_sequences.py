@@ -191,6 +191,13 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         ("Parametrized", ("Adam",), "step zero_grad forward copy_of_model backward step gradient_item_set:6", "same"),
         # Previous weights: written through a view, and read by a loss that did not go backward.
         ("Attributes", ("Adam",), "step zero_grad forward write_item:3 backward step", "same"),
+        ("Lazy", ("SGD",), "forward two_losses:6 backward step write_weight forward sum_of_losses:5", "same"),
+        (
+            "Penalty",
+            ("Adam",),
+            "step zero_grad step zero_grad forward step_if_finite:3 write_together:7 backward",
+            "same",
+        ),
         ("Noisy", ("SGD",), "forward backward clip switch_mode:4 forward backward forward value_through_data", "same"),
         (
             "WeightNorm",

@@ -142,6 +142,7 @@ def take_back(update: FusedUpdate) -> None:
         return
     early.back.put_back(update.loop.session)
     forget_average(update.loop.module)
+    update.books.history.take_back(update.turn.stepped)
     update.turn.stepped = early.stepped
     for made in early.made:
         made.take_back()

@@ -117,6 +117,10 @@ class History:
         moved = [dataclasses.replace(each, taken=CLOCK.now) if each.taken == ran else each for each in self.kept]
         self.kept = sorted(moved, key=lambda each: each.taken)
 
+    def take_back(self, ran: int) -> None:
+        """Note that an update is taken back that ran ahead at a moment: the weights are those from before it."""
+        self.kept = [each for each in self.kept if each.taken != ran]
+
     def made(self, losses: Sequence[Loss], stepped: Sequence[int]) -> Dict[Loss, Made]:
         """Return losses as they are before an update is made of them, whose weights were kept last.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import weakref
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -16,6 +17,7 @@ from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
 
+_taken: Callable[[Older], int] = operator.attrgetter("taken")
 # So many references to recorded calls are kept at least before those of calls that are gone are released.
 _RECORDED = 64
 
@@ -112,7 +114,7 @@ class KeptWeights:
 
     def changes_since(self, operation: Operation) -> List[Older]:
         """Return the weights before each change since an operation, in the order of the changes."""
-        return sorted((each for each in self._older if each.taken >= operation.number), key=lambda each: each.taken)
+        return sorted((each for each in self._older if each.taken >= operation.number), key=_taken)
 
     def keep(self, older: Sequence[Older]) -> None:
         """Keep weights from before updates on the device, as long as something computed with them may go backward."""
@@ -175,7 +177,8 @@ class KeptWeights:
         """Go on from updates on the device: by `id`, when parameters were changed last, and weights before updates."""
         self._changed.update({key: max(when, self._changed.get(key, 0)) for key, when in stepped.items() if when})
         self._last_change = max(self._last_change, *stepped.values())
-        self._older += older
+        # Edits after these updates may be known already. An edit before one of the same moment would have refused it.
+        self._older = sorted([*older, *self._older], key=_taken)
 
     def note_changes(self, changed: Sequence[int], before: Optional[Older] = None) -> None:
         """Note that PyTorch has changed weights, by their ids; of those `before` a step, only these are needed."""
