@@ -168,18 +168,19 @@ def test_losses_are_the_native_ones(run, monkeypatch, name):
     assert found == pytest.approx(native, rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "self.count += 1; return self.layer(x) * self.count",
-        "self.state = (0 if self.state is None else self.state) + x.mean().detach(); return self.layer(x) * self.state",
-        "global calls; calls += 1; return self.layer(x) * calls",
-        "self.scale *= 0.5; self.count += 1; return self.layer(x) * self.scale",
-        "return self.layer(x) * random.random()",
-        "return self.layer(x * np.random.rand())",
-    ],
-)
-@pytest.mark.parametrize("steps", ["for x in batches: update(F.mse_loss(model(x), x))", IGNITE])
+LOOP = "for x in batches: update(F.mse_loss(model(x), x))"
+COUNTS = "self.count += 1; return self.layer(x) * self.count"
+FORWARDS = [
+    COUNTS,
+    "self.state = (0 if self.state is None else self.state) + x.mean().detach(); return self.layer(x) * self.state",
+    "global calls; calls += 1; return self.layer(x) * calls",
+    "self.scale *= 0.5; self.count += 1; return self.layer(x) * self.scale",
+    "return self.layer(x) * random.random()",
+    "return self.layer(x * np.random.rand())",
+]
+
+
+@pytest.mark.parametrize(("body", "steps"), [*((body, LOOP) for body in FORWARDS), (COUNTS, IGNITE)])
 def test_a_forward_that_changes_python_values_runs_in_every_call(run, monkeypatch, caplog, body, steps):
     text = HEAD + (
         f"class Changing(Model):\n    def forward(self, x):\n        {body}\n"
