@@ -285,6 +285,7 @@ def called_on_host(
         if reads is not None:
             # A call reads what the one before it has written.
             later = [left_there[path] for path in written_by_last]
+            recorder.before_index = reads.check_index
             recorder.mark_data([*copies, *map(plain, all_parameters(model)), *later])
         own = GivenArguments(what, structure, tuple(copies))
         given[:] = [own]

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import sys
 from types import FrameType
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch
 
-from ignite_ipu.capabilities.traced import NO_FUNCTION, SHAPE, VALUE
+from ignite_ipu.capabilities.traced import NO_FUNCTION, SHAPE, VALUE, Restriction
 from ignite_ipu.errors import ForwardError
 from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.argument_checks import passing_value
@@ -50,12 +50,15 @@ class ValueReads:
         restriction, read = SHAPE, [args, kwargs]
         if name in _READS:
             restriction = VALUE
-        elif name == "__getitem__":
-            index = args[1] if isinstance(args[1], tuple) else (args[1],)
-            read = [each for each in index if _is_mask(each)]
         elif not (name in _BY_VALUES or (name == "where" and len(args) + len(kwargs) == 1)):
             return
-        tensors = tensors_in(read)
+        self._refuse(tensors_in(read), restriction, name)
+
+    def check_index(self, index: Sequence[Optional[torch.Tensor]]) -> None:
+        """Refuse an index by masks of data. It is the recorder's to see, as PyTorch 2.0 shows it to no context."""
+        self._refuse([each for each in index if each is not None and each.dtype in _MASKS], SHAPE, "a mask")
+
+    def _refuse(self, tensors: Sequence[torch.Tensor], restriction: Restriction, name: str) -> None:
         if any(map(self._recorder.is_data, tensors)) and _is_own_code() and not _passes(name):
             self.refusal = ForwardError(refusal_at(restriction, current_line().place, NO_FUNCTION, name))
             raise self.refusal
@@ -63,10 +66,6 @@ class ValueReads:
 
 def _passes(name: str) -> bool:
     return name == "__bool__" and passing_value(current_line()) is not None
-
-
-def _is_mask(part: Any) -> bool:
-    return isinstance(part, torch.Tensor) and part.dtype in _MASKS
 
 
 def _is_own_code() -> bool:

@@ -43,6 +43,7 @@ _GIVEN = -1
 # The mark of a tensor that no recorder has seen.
 _NOWHERE: Tuple[Any, Tuple[int, int]] = (None, (_GIVEN, _GIVEN))
 _MOST_SHOWN = 8
+_INDEX = torch.ops.aten.index.Tensor
 
 
 class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
@@ -57,6 +58,7 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
         writes: Refuses those that write into weights, where they are to be refused.
         written: The memory that they have written into, also through `tensor.data`, which PyTorch does not count.
         given: The numbers of the marked tensors that they were given as arguments.
+        before_index: Called with the tensors of an index, before an operator selects by it.
         around: Calls an operator and returns its result, where more of it is to be noted.
     """
 
@@ -67,6 +69,7 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
         self.writes: Optional[WeightWriteGuard] = None
         self.written: Set[int] = set()
         self.given: Set[int] = set()
+        self.before_index: Optional[Callable[[Sequence[Optional[torch.Tensor]]], None]] = None
         self.around: Optional[Callable[[Any, Tuple[Any, ...], Dict[str, Any]], Any]] = None
         # Tensors that operators read, and of which none in this block has computed them.
         self.constants: List[torch.Tensor] = []
@@ -119,6 +122,8 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
             if self.writes is not None:
                 self.writes.check(func, args, kwargs or {})
             self.written.update(map(memory_of, written_by(func, args, kwargs or {})))
+        if self.before_index is not None and func is _INDEX:
+            self.before_index(args[1])
         number = len(self.operations)
         if number == self._watched:
             self.line = current_line()

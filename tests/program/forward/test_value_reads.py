@@ -20,7 +20,9 @@ def called(forward: Any) -> None:
     recorder = OperatorRecorder()
     recorder.mark([x])
     recorder.mark_data([x])
-    with ForwardGuard(reads=ValueReads(recorder)), recorder:
+    reads = ValueReads(recorder)
+    recorder.before_index = reads.check_index
+    with ForwardGuard(reads=reads), recorder:
         forward(x)
 
 
