@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from types import FrameType
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
@@ -42,7 +43,8 @@ class ValueReads:
     """
 
     def __init__(self, recorder: OperatorRecorder) -> None:
-        self._recorder = recorder
+        # The recorder refers to this one, and a cycle would keep the tensors that it has noted.
+        self._recorder: OperatorRecorder = weakref.proxy(recorder)
         self.refusal: Optional[ForwardError] = None
 
     def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
