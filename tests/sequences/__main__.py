@@ -10,6 +10,7 @@ import sys
 import time
 
 from tests.sequences.campaign import Chunk, play
+from tests.sequences.playing import COMPOSED_WORLDS, PROGRAM_WORLDS
 
 
 def main() -> int:
@@ -20,11 +21,18 @@ def main() -> int:
     parser.add_argument("--spread", action="store_true", help="spread the models over two IPUs")
     parser.add_argument("--shrink", action="store_true", help="shrink what differs or crashes")
     parser.add_argument("--refusals", action="store_true", help="show a sequence for each reason of a refusal")
+    parser.add_argument("--composed", action="store_true", help="models whose forward no program can run")
     parser.add_argument("--processes", type=int, default=1, help="how many processes play, a thousand each at a time")
     arguments = parser.parse_args()
     start = time.monotonic()
     chunk = Chunk(
-        arguments.first, arguments.count, arguments.update, arguments.spread, arguments.shrink, arguments.refusals
+        arguments.first,
+        arguments.count,
+        arguments.update,
+        arguments.spread,
+        arguments.shrink,
+        arguments.refusals,
+        COMPOSED_WORLDS if arguments.composed else PROGRAM_WORLDS,
     )
     played = play(chunk, arguments.processes)
     for reason, count in played.reasons.most_common():

@@ -12,11 +12,11 @@ import time
 import warnings
 from collections import Counter
 from typing import Counter as Counts
-from typing import Iterator, List
+from typing import Iterator, List, Tuple
 
 import torch
 
-from tests.sequences.playing import outcome_of, random_sequence, shrunk
+from tests.sequences.playing import PROGRAM_WORLDS, outcome_of, random_sequence, shrunk
 
 # After so many sequences the libraries have imported their modules, and made their tables.
 _WARM = 20
@@ -33,6 +33,7 @@ class Chunk:
         spread: Whether the models are spread over two IPUs.
         shrinks: Whether a sequence that differs or crashes is shown as short as possible.
         shows_refusals: Whether a sequence is shown for each reason of a refusal.
+        worlds: The names of the worlds that they are drawn from.
     """
 
     first: int
@@ -41,6 +42,7 @@ class Chunk:
     spread: bool = False
     shrinks: bool = False
     shows_refusals: bool = False
+    worlds: Tuple[str, ...] = PROGRAM_WORLDS
 
     def parts(self) -> List[Chunk]:
         """Return the same sequences in chunks of a thousand."""
@@ -108,7 +110,7 @@ def _play_here(chunk: Chunk) -> Played:
             # Neither the collector nor a search of the process for tensors goes through these objects each time.
             gc.collect()
             gc.freeze()
-        sequence = random_sequence(seed)
+        sequence = random_sequence(seed, chunk.worlds)
         outcome = outcome_of(sequence, chunk.update, chunk.spread)
         played.kinds[outcome.kind] += 1
         shows = outcome.kind in ("different", "crash")

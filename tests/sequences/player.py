@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 from importlib import import_module
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -46,10 +48,10 @@ class Player:
     ) -> None:
         # torch.manual_seed also keeps a seed, with the stack, for each kind of GPU that is not used yet.
         torch.default_generator.manual_seed(3)
+        random.seed(3)
+        np.random.seed(3)
         # By name, so that the code of this loop names its own world alone.
-        known: Dict[str, Any] = import_module("tests.sequences.worlds").WORLDS
-        known = known if world in known else import_module("tests.sequences.joined_worlds").JOINED
-        self.world: World = known[world](kinds)
+        self.world: World = _class_of(world)(kinds)
         self.modules, self.optimizers = self.world.modules, self.world.optimizers
         if rounding is not None:
             noise = torch.Generator().manual_seed(rounding)
@@ -100,6 +102,14 @@ class Player:
 
     def own(self, which: int) -> List[torch.Tensor]:
         return [parameter for group in self.optimizer(which).param_groups for parameter in group["params"]]
+
+
+def _class_of(world: str) -> Any:
+    for module, table in (("worlds", "WORLDS"), ("joined_worlds", "JOINED"), ("composed_worlds", "COMPOSED")):
+        known = getattr(import_module(f"tests.sequences.{module}"), table)
+        if world in known:
+            return known[world]
+    raise KeyError(world)
 
 
 def over_two_ipus(module: nn.Module) -> Tuple[str, List[Tuple[str, int]]]:

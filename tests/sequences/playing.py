@@ -12,14 +12,15 @@ from typing import Any, Callable, List, Optional, Tuple
 import torch
 
 from ignite_ipu.errors import CaptureError, OptimizerError
-from tests.sequences import worlds
+from tests.sequences import composed_worlds, worlds
 from tests.sequences.events import Steps, all_events, play, steps_of
 from tests.sequences.player import Event, Player, Seen
 
 REFUSALS = (CaptureError, OptimizerError)
 _BASE = ("forward", "backward", "step", "zero_grad")
 _ODD = tuple(all_events())
-_WORLDS = tuple(sorted(worlds.WORLDS))
+PROGRAM_WORLDS = tuple(sorted(worlds.WORLDS))
+COMPOSED_WORLDS = tuple(sorted(composed_worlds.COMPOSED))
 _KINDS, _KINDS_ON_THE_HOST = worlds.KINDS, worlds.KINDS_ON_THE_HOST
 
 
@@ -51,11 +52,11 @@ class Outcome:
     detail: str = ""
 
 
-def random_sequence(seed: int) -> Sequence_:
+def random_sequence(seed: int, names: Tuple[str, ...] = PROGRAM_WORLDS) -> Sequence_:
     """Return three to six updates of a loop, each with up to two odd events or an event left out."""
     chance = random.Random(seed)
-    world = chance.choice(_WORLDS)
-    count = {"TwoModels": 2, "Adversaries": 2, "TwoHeads": 3}.get(world, 1)
+    world = chance.choice(names)
+    count = {"TwoModels": 2, "OutsideTwo": 2, "Adversaries": 2, "TwoHeads": 3}.get(world, 1)
     kinds = tuple(chance.choice(_KINDS if chance.random() < 0.85 else _KINDS_ON_THE_HOST) for _ in range(count))
     clears_first, clips = chance.random() < 0.5, chance.random() < 0.2
     base = ["zero_grad", *_BASE[:3]] if clears_first else list(_BASE)

@@ -18,7 +18,7 @@ def test_parts_have_each_seed_once() -> None:
 
 def test_outcomes_are_counted_and_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     outcomes = {7: Outcome("same"), 8: Outcome("refused", "too large"), 9: Outcome("different", "a weight")}
-    monkeypatch.setattr(campaign, "random_sequence", lambda seed: seed)
+    monkeypatch.setattr(campaign, "random_sequence", lambda seed, worlds: seed)
     monkeypatch.setattr(campaign, "outcome_of", lambda sequence, update, spread: outcomes[sequence])
     played = play(Chunk(first=7, count=3))
     assert dict(played.kinds) == {"same": 1, "refused": 1, "different": 1, "crash": 0}
@@ -30,7 +30,7 @@ def test_outcomes_are_counted_and_shown(monkeypatch: pytest.MonkeyPatch, capsys:
 def test_a_sequence_of_each_refusal_is_shown_if_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(campaign, "random_sequence", lambda seed: seed)
+    monkeypatch.setattr(campaign, "random_sequence", lambda seed, worlds: seed)
     monkeypatch.setattr(campaign, "outcome_of", lambda sequence, update, spread: Outcome("refused", "too large"))
     assert not play(Chunk(first=1, count=5, shows_refusals=True)).shows_fault
     assert capsys.readouterr().out == "1 refused: too large\n    1\n"

@@ -9,16 +9,24 @@ import pytest
 
 from tests.sequences import loop_events
 from tests.sequences.player import Event, Player
-from tests.sequences.playing import Outcome, Sequence_, outcome_of, random_sequence, shrunk
+from tests.sequences.playing import (
+    COMPOSED_WORLDS,
+    PROGRAM_WORLDS,
+    Outcome,
+    Sequence_,
+    outcome_of,
+    random_sequence,
+    shrunk,
+)
 
 _BLOCK = 30
 
 
-def failures(first: int, update: str) -> List[str]:
+def failures(first: int, update: str, worlds: Tuple[str, ...] = PROGRAM_WORLDS) -> List[str]:
     """Return the shortest form of each sequence of a block that differs or crashes."""
     found = []
     for seed in range(first, first + _BLOCK):
-        sequence = random_sequence(seed)
+        sequence = random_sequence(seed, worlds)
         outcome = outcome_of(sequence, update)
         if outcome.kind in ("different", "crash"):
             shortest = shrunk(sequence, update, outcome)
@@ -92,7 +100,7 @@ def test_a_difference_is_found_and_shrunk() -> None:
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("block", range(35))
+@pytest.mark.parametrize("block", range(31))
 def test_loops_go_on_with_updates_on_the_host(block: int) -> None:
     """From the first event on that a fused update cannot express; few loops are refused, for reasons of any device."""
     assert failures(2000 + block * _BLOCK, "auto") == []
@@ -104,6 +112,19 @@ def test_loops_go_on_with_updates_on_the_host(block: int) -> None:
 def test_updates_on_the_host_are_pytorchs(block: int) -> None:
     """From the first update on."""
     assert failures(4000 + block * _BLOCK, "host") == []
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("block", range(4))
+def test_models_that_no_program_can_run_are_pytorchs(block: int) -> None:
+    """Their code is the loop's: Python runs it in each call."""
+    assert failures(6000 + block * _BLOCK, "auto", COMPOSED_WORLDS) == []
+
+
+def test_the_first_call_of_a_model_with_weights_of_another_evaluates() -> None:
+    events = (("without_gradients", 0), ("forward", 0), ("backward", 0), ("step", 0), ("evaluate", 0))
+    assert outcome_of(Sequence_("Outside", ("AdamW",), events), "auto").kind == "same"
 
 
 def parsed(events: str) -> Tuple[Event, ...]:

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from ignite_ipu.deferred.compiled.host_calls import NO_CONTEXT, HeldBuffers, changed_values
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
 from ignite_ipu.deferred.graph.structure import is_bare_tensor, leaves_in, mapped
-from ignite_ipu.errors import ForwardError, IPUError, SessionError
+from ignite_ipu.errors import ForwardError, IPUError
 from ignite_ipu.program.forward.assigned_buffers import Assignments
 from ignite_ipu.program.forward.dependence import DeviceDrawsUndone
 from ignite_ipu.program.forward.eager import EAGER
@@ -142,10 +142,10 @@ def call_first(
                         with given:
                             with_items(model(*args, **kwargs))
                         grows = again.grows
-        except SessionError:  # an IPUError may be a RuntimeError
+        except IPUError:  # which may be a RuntimeError
             raise
         except Exception as error:
-            if failed is not None and not isinstance(error, IPUError):
+            if failed is not None:
                 failed.clear()
                 failed.update(changed_values(values_before, held_buffers))
             # The host lacks operators in half precision that a device has; other such errors come again in the trace.
