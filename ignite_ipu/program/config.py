@@ -190,12 +190,15 @@ class IPUConfig:
     options: Optional[Any] = None
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value, check = getattr(self, field.name), field.metadata.get("check")
+        for name, default in _DEFAULTS.items():
+            value = getattr(self, name)
+            if value is default:
+                continue
+            check = _CHECKS.get(name)
             if value is None:
-                object.__setattr__(self, field.name, field.default)
+                object.__setattr__(self, name, default)
             elif check is not None:
-                object.__setattr__(self, field.name, check(field.name, value))
+                object.__setattr__(self, name, check(name, value))
 
     def __repr__(self) -> str:
         return f"IPUConfig({', '.join(f'{name}={value!r}' for name, value in self.said().items())})"
@@ -359,6 +362,7 @@ Configuration = Union[IPUConfig, Mapping[str, Any], str, "os.PathLike[str]", Non
 _DEFAULTS: Dict[str, Any] = {field.name: field.default for field in dataclasses.fields(IPUConfig)}
 
 
+_CHECKS: Dict[str, Any] = {field.name: field.metadata.get("check") for field in dataclasses.fields(IPUConfig)}
 _LISTS = frozenset(field.name for field in dataclasses.fields(IPUConfig) if field.metadata.get("check") is _names)
 
 

@@ -42,6 +42,18 @@ class FunctionGuard(FunctionContext):
         return func(*args, **kwargs)
 
 
+class FunctionGuards(FunctionGuard):
+    """Several guards in one context. In one for each, PyTorch would hand every call on as many times."""
+
+    def __init__(self, *guards: FunctionGuard) -> None:
+        super().__init__()
+        self._guards = guards
+
+    def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        for guard in self._guards:
+            guard.check(func, args, kwargs)
+
+
 class FunctionContexts(TorchFunctionMode):
     """Several contexts in one `with` block, as if each was within the next one.
 

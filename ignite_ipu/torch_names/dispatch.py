@@ -24,6 +24,8 @@ __all__ = [
     "differentiates",
     "function_modes_left",
     "has_function_modes",
+    "is_mutable",
+    "is_random",
     "jit_trace_left",
     "operators_of_scripts",
     "saved_tensor_hooks",
@@ -82,6 +84,18 @@ def schema_of(operator: Any) -> Any:
         return operator._schema
     except AttributeError:
         raise _SCHEMA.missing() from None
+
+
+@functools.lru_cache(maxsize=None)
+def is_mutable(operator: Any) -> bool:
+    """Return whether an operator writes into an argument."""
+    return bool(schema_of(operator).is_mutable)
+
+
+@functools.lru_cache(maxsize=None)
+def is_random(operator: Any) -> bool:
+    """Return whether an operator draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in operator.tags
 
 
 schemas_of: Callable[[str], List[Any]] = find(

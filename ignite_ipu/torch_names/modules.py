@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, 
 import torch
 from torch import nn
 
-from ignite_ipu.torch_names.table import Name, attribute, code_of, find, word
+from ignite_ipu.torch_names.table import NAMES, Name, attribute, code_of, find, word
 
 __all__ = [
     "BACKWARD_HOOKS",
     "BUFFERS",
+    "CALL",
     "CHECKPOINT_CALL",
     "CHECKPOINT_GENERATORS",
     "CONVERSION",
@@ -81,6 +82,18 @@ def modules_of(module: nn.Module) -> Dict[str, Optional[nn.Module]]:
     found: Dict[str, Optional[nn.Module]] = getattr(module, MODULES)
     return found
 
+
+_INNER_CALL = word(
+    "torch.nn.Module._call_impl",
+    "2.13",
+    "Each trace takes longer, the more classes of modules a process has.",
+    check=lambda: "_call_impl" in nn.Module.__call__.__code__.co_names,
+)
+CALL = _INNER_CALL if NAMES["torch.nn.Module._call_impl"].exists() else "__call__"
+"""The method of `nn.Module` that each call of a module runs, but one that `module.compile()` has compiled.
+
+Python goes through all derived classes whenever `__call__` itself is replaced.
+"""
 
 _NAMED_MODULES = nn.Module.named_modules
 

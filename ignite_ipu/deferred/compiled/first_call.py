@@ -132,7 +132,7 @@ def call_first(
                 # So a value that it keeps for later calls is distinguished from a constant.
                 with torch.set_grad_enabled(model.training and torch.is_grad_enabled()):
                     if session.training is None:
-                        found = set_once(model, call_once, decisions=state_before.decisions)
+                        found = set_once(model, call_once, given, state_before.decisions)
                     else:
                         with given, operands, WeightWriteGuard(model):
                             with_items(model(*args, **kwargs))

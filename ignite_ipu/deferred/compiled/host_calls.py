@@ -53,7 +53,9 @@ from ignite_ipu.program.forward.number_formats import refuse_lacked_formats
 from ignite_ipu.program.forward.randomness import GENERATORS
 from ignite_ipu.program.forward.value_reads import ValueReads
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
-from ignite_ipu.program.function_mode import FunctionGuard
+from ignite_ipu.program.function_mode import FunctionGuard, FunctionGuards
+from ignite_ipu.program.guards.decisions import Decisions
+from ignite_ipu.program.guards.names import Named
 from ignite_ipu.program.guards.python_state import PythonState, named_by
 from ignite_ipu.program.guards.retrace import OperatorRecorder, Retrace
 from ignite_ipu.program.tensors.raw import named_tensors, plain, requires_grad
@@ -232,13 +234,14 @@ def called_on_host(
     failed: Optional[Dict[str, torch.Tensor]] = None,
     operands: ContextManager[Any] = NO_CONTEXT,
     refuse_reads: bool = False,
+    searched: Optional[Decisions] = None,
 ) -> HostCall:
     """Call a model on the host, without a trace in its weights, its buffers, its arguments or randomness.
 
     `places` are the known places where it stores tensors for other code. With `differentiated`, the call is made with
     gradients enabled, which flow to the weights and to those of the arguments. If the model's code raises an error,
     `failed` gets the buffers that it has written until then. The model is called in the context `operands`. With
-    `refuse_reads`, reads of data are refused.
+    `refuse_reads`, reads of data are refused. Values that its code names have been `searched`, if they may be known.
 
     Raises a `CaptureError` if its code changes Python values or its arguments in every call, which a compiled program
     would not do, or replaces buffers by other tensors. Raises a `SessionError` if it writes into weights, a
@@ -265,7 +268,11 @@ def called_on_host(
     written_by_last: List[str] = []
     guards: List[ForwardGuard] = []
     grows = False
-    named, words = (named_by(model), WordsRead()) if places is None else (None, ())
+    known = searched if searched is not None and searched.are_current else None
+    named: Optional[Named] = None
+    if places is None:
+        named = named_by(model) if known is None else known.named
+    words = WordsRead()
     what = f"The forward of {name}, called at {current_line()},"
 
     def call_once(recorder: OperatorRecorder) -> Any:
@@ -296,7 +303,7 @@ def called_on_host(
         recorder.writes = WeightWriteGuard(model, buffers)
         guard = ForwardGuard(recorder.writes, reads)
         guards.append(guard)
-        with GradientHookGuard(), guard, operands, recorder:
+        with FunctionGuards(guard, GradientHookGuard()), operands, recorder:
             call = functools.partial(model, *own.args, **own.kwargs)
             if left_there:
                 # It stores there the tensor that it finds in the place of each buffer afterwards.
@@ -337,7 +344,7 @@ def called_on_host(
     ]
     with EAGER, without_generation_cache(all_modules(model)), torch.no_grad():
         called, kept = Retrace(call_once, lambda: PythonState(model), drawn_from), ModuleAttributes(model)
-        state = PythonState(model, named=named)
+        state = PythonState(model, named=named) if known is None else known.state
         try:
             changed = called.begin(state, everywhere=True)
             if grows:

@@ -27,7 +27,7 @@ from ignite_ipu.program.tensors.described import described
 from ignite_ipu.program.tensors.trees import PLAIN
 from ignite_ipu.program.traced_places import refusal_at
 from ignite_ipu.program.user_code import Line
-from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of, tree_flatten, tree_map_only
+from ignite_ipu.torch_names.dispatch import DispatchMode, is_mutable, is_random, tree_flatten, tree_map_only
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of
 
 _META = torch.device("meta")
@@ -246,11 +246,11 @@ class _HostKernels(DispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Mapping[str, Any]] = None
     ) -> Any:
         self.has_no_shape |= torch.Tag.dynamic_output_shape in func.tags
-        self.draws |= torch.Tag.nondeterministic_seeded in func.tags
+        self.draws |= is_random(func)
         try:
             return func(*args, **(kwargs or {}))
         except NotImplementedError:
-            if schema_of(func).is_mutable or _BY_VALUES.intersection(func.tags):
+            if is_mutable(func) or _BY_VALUES.intersection(func.tags):
                 raise
             given = tree_map_only(torch.Tensor, _zeros, (args, kwargs or {}))
             result = func(*given[0], **given[1])

@@ -168,6 +168,7 @@ class RecordedCalls:
                     failed=self._failed,
                     operands=watched,
                     refuse_reads=self._model.composed.may_begin,
+                    searched=before.decisions,
                 )
         except IPUError:
             raise

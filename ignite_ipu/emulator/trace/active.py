@@ -30,6 +30,7 @@ from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.trace import isolation, number_formats
 from ignite_ipu.emulator.values.structures import leaves
 from ignite_ipu.torch_names.dispatch import saved_tensor_hooks, saved_tensor_hooks_left
+from ignite_ipu.torch_names.modules import CALL
 from ignite_ipu.torch_names.tensors import (
     DisableTorchFunction,
     DisableTorchFunctionSubclass,
@@ -70,15 +71,12 @@ Follower = Tuple[List[Any], Callable[[nn.Module], Any]]
 
 @contextlib.contextmanager
 def module_calls_followed(*followers: Follower) -> Iterator[None]:
-    """Keep entries for the modules that are called in the `with` block.
-
-    All at once: PyTorch's class of modules is changed, which has Python go through all classes of modules.
-    """
+    """Keep entries for the modules that are called in the `with` block."""
     if not followers:
         yield
         return
     # PyTorch's hooks will not do: after a forward that raises, older versions call none, and newer ones not always.
-    original: Any = nn.Module.__call__
+    original: Any = getattr(nn.Module, CALL)
 
     @functools.wraps(original)
     def called(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
@@ -94,7 +92,7 @@ def module_calls_followed(*followers: Follower) -> Iterator[None]:
             for calls in entered:
                 calls.pop()
 
-    with isolation.replaced(nn.Module, "__call__", called):
+    with isolation.replaced(nn.Module, CALL, called):
         yield
 
 
@@ -321,16 +319,19 @@ class Trace(TorchFunctionMode, abc.ABC):
         if node not in self.losses:
             self.losses.append(node)
 
-    @contextlib.contextmanager
-    def outside(self) -> Iterator[None]:
-        """Run the `with` block as ordinary PyTorch, unseen by the trace."""
-        with DisableTorchFunction():
-            if not torch.is_inference_mode_enabled() and saved_tensor_hooks(False) is None:
-                yield
-                return
-            # A forward may enter inference mode itself, and set hooks.
-            with isolation.inference_mode_left(), saved_tensor_hooks_left():
-                yield
+    def outside(self) -> ContextManager[None]:
+        """Return a context that runs its `with` block as ordinary PyTorch, unseen by the trace."""
+        if not torch.is_inference_mode_enabled() and saved_tensor_hooks(False) is None:
+            unseen: ContextManager[None] = DisableTorchFunction()
+            return unseen
+        return _outside_of_modes()
+
+
+@contextlib.contextmanager
+def _outside_of_modes() -> Iterator[None]:
+    """Run the `with` block as ordinary PyTorch, where forward has entered inference mode itself or set hooks."""
+    with DisableTorchFunction(), isolation.inference_mode_left(), saved_tensor_hooks_left():
+        yield
 
 
 def may_vary(node: fx.Node) -> bool:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping  # a class, which is asked faster than its name in `typing`
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import torch
 
 from ignite_ipu.program.tensors.trees import PLAIN
-from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of
+from ignite_ipu.torch_names.dispatch import DispatchMode, is_mutable, is_random, schema_of
 
 _GIVEN = "_ignite_ipu_given"
 
 
 class Dependence(DispatchMode):  # type: ignore[no-untyped-call]
-    """Context that finds out which tensors are computed in it from given ones."""
+    """Context that finds out which tensors are computed in it from given ones.
+
+    Attributes:
+        around: Calls an operator and returns its result, where more of it is to be noted.
+    """
 
     def __init__(self, given: Iterable[torch.Tensor]) -> None:
         super().__init__()
+        self.around: Optional[Callable[[Any, Tuple[Any, ...], Dict[str, Any]], Any]] = None
         self._token = object()
         for tensor in given:
             self._mark(tensor)
@@ -36,11 +41,13 @@ class Dependence(DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
     ) -> Any:
-        output = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs) if self.around is None else self.around(func, args, kwargs)
         if self.reaches(args, kwargs):
             for tensor in _tensors(output):
                 self._mark(tensor)
-            for argument, value in zip(schema_of(func).arguments, args):
+            written = zip(schema_of(func).arguments, args) if is_mutable(func) else ()
+            for argument, value in written:
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     for tensor in _tensors(value):
                         self._mark(tensor)
@@ -56,7 +63,7 @@ class DeviceDrawsUndone(Dependence):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
     ) -> Any:
-        draws = torch.Tag.nondeterministic_seeded in func.tags and self.reaches(args, kwargs)
+        draws = is_random(func) and self.reaches(args, kwargs)
         state = torch.get_rng_state() if draws else None
         output = super().__torch_dispatch__(func, types, args, kwargs)
         if state is not None:

@@ -7,7 +7,7 @@ anything is compiled, and programs begin with the values that it has set.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Protocol, Tuple
 
 import torch
 from torch import nn
@@ -18,15 +18,24 @@ from ignite_ipu.program.forward.module_attributes import SCALARS, ModuleAttribut
 from ignite_ipu.program.forward.randomness import draw_from, host_random_state
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard, written_by
 from ignite_ipu.program.guards.decisions import Decisions
-from ignite_ipu.program.guards.retrace import FirstCallRecorder
 from ignite_ipu.program.tensors.raw import named_tensors, plain, tensors_of
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.user_code import current_line
-from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of
+from ignite_ipu.torch_names.dispatch import DispatchMode, is_mutable, is_random
 from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, NormWithStatistics, all_named_modules
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of
 
 _Values = Dict[str, List[torch.Tensor]]
+
+
+class Operators(Protocol):
+    """Context of a call that sees each of its operators.
+
+    Attributes:
+        around: Calls an operator and returns its result; None for a call as it is.
+    """
+
+    around: Optional[Callable[[Any, Tuple[Any, ...], Dict[str, Any]], Any]]
 
 
 class SetOnce(NamedTuple):
@@ -51,7 +60,7 @@ class SetOnce(NamedTuple):
 def set_once(
     model: nn.Module,
     call: Callable[[], Any],
-    recorder: Optional[FirstCallRecorder] = None,
+    recorder: Optional[Operators] = None,
     decisions: Optional[Decisions] = None,
 ) -> SetOnce:
     """Call a model for the first time, and return the values that only this call sets.
@@ -61,7 +70,7 @@ def set_once(
     Args:
         model: The model.
         call: Calls it on the host, up to three times.
-        recorder: The context in which it does so, if it has one.
+        recorder: The context in which it does so, if it has one that sees each operator.
         decisions: The values that the code decides by, of what is called beside the model, too, if looked up.
 
     Raises:
@@ -75,7 +84,7 @@ class _FirstCalls:
         self,
         model: nn.Module,
         call: Callable[[], Any],
-        recorder: Optional[FirstCallRecorder],
+        recorder: Optional[Operators],
         decisions: Decisions,
     ) -> None:
         self._model, self._call, self._recorder, self._decisions = model, call, recorder, decisions
@@ -157,7 +166,10 @@ class _FirstCalls:
                 result = self._call()
         else:  # a second mode would take each operator as long again
             self._recorder.around = writes.call
-            result = self._call()
+            try:
+                result = self._call()
+            finally:
+                self._recorder.around = None
         self._draws = writes.draws
         values = {name: each for name, each in writes.values.items() if name not in self._idle}
         with torch.no_grad(), DisableTorchFunctionSubclass():
@@ -204,8 +216,8 @@ class _Writes:
 
     def call(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Return an operator's result."""
-        self.draws += torch.Tag.nondeterministic_seeded in func.tags
-        if not schema_of(func).is_mutable:
+        self.draws += is_random(func)
+        if not is_mutable(func):
             return func(*args, **kwargs)
         memories = {memory_of(each) for each in written_by(func, args, kwargs)}
         written = [pair for memory in memories for pair in self._tensors.get(memory, ())]

@@ -115,12 +115,15 @@ def _refuse(cls: Any) -> None:
 
 def _has_own_backward(cls: Any) -> bool:
     """Return whether a function may pass other gradients than the derivatives of its forward."""
-    own = cls.backward is not torch.autograd.Function.backward or cls.vjp is not torch.autograd.Function.vjp
-    return own and cls.__module__.split(".")[0] not in _DERIVATIVES
+    if cls.__module__.partition(".")[0] in _DERIVATIVES:  # as most, which are asked before each trace
+        return False
+    function = torch.autograd.Function
+    return cls.backward is not function.backward or cls.vjp is not function.vjp
 
 
-def functions_of_autograd(base: Any = torch.autograd.Function) -> Iterator[Any]:
-    """Yield the classes of `autograd.Function` that the process has."""
-    for each in base.__subclasses__():
-        yield each
-        yield from functions_of_autograd(each)
+def functions_of_autograd() -> List[Any]:
+    """Return the classes of `autograd.Function` that the process has."""
+    found: List[Any] = torch.autograd.Function.__subclasses__()
+    for each in found:
+        found += each.__subclasses__()
+    return found

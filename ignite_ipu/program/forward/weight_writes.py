@@ -12,7 +12,7 @@ from ignite_ipu.capabilities.traced import COUNTED, NO_FUNCTION, WEIGHT
 from ignite_ipu.errors import ForwardError, SessionError
 from ignite_ipu.program.traced_places import refusal_at
 from ignite_ipu.program.user_code import current_line
-from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of
+from ignite_ipu.torch_names.dispatch import DispatchMode, is_mutable, schema_of
 from ignite_ipu.torch_names.modules import NormWithStatistics, all_named_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of
 
@@ -43,7 +43,7 @@ class WeightWriteGuard(DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
     ) -> Any:
-        if schema_of(func).is_mutable:
+        if is_mutable(func):
             self.check(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 

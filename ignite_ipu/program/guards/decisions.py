@@ -32,12 +32,13 @@ class Decisions:
         named: The values that their code reaches by names, if looked up.
 
     Attributes:
-        words: All names that the code reads.
+        named: The values that the code reaches by names.
+        words: All names that it reads.
         state: The Python values that it reads.
     """
 
     def __init__(self, model: nn.Module, *others: Any, named: Optional[Named] = None) -> None:
-        named = Named(parts_of(model, *others)) if named is None else named
+        named = self.named = Named(parts_of(model, *others)) if named is None else named
         self._called, self.words = (model, *others), named.names
         # `ModuleAttributes` finds the new attributes of modules.
         self._objects = [each for each in named.objects if not isinstance(each, nn.Module)]

@@ -22,7 +22,7 @@ from ignite_ipu.program.tensors.described import LIKE
 from ignite_ipu.program.tensors.raw import checksum_of, dtype_of, plain, shape_of
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.user_code import Line, current_line
-from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of
+from ignite_ipu.torch_names.dispatch import DispatchMode, is_mutable, is_random, schema_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of
 
 __all__ = ["MOST_CALLS", "FirstCallRecorder", "Operation", "OperatorRecorder", "Retrace"]
@@ -43,6 +43,8 @@ _GIVEN = -1
 # The mark of a tensor that no recorder has seen.
 _NOWHERE: Tuple[Any, Tuple[int, int]] = (None, (_GIVEN, _GIVEN))
 _MOST_SHOWN = 8
+# Types of most arguments that are no tensors, whose values are compared as they are.
+_COMPARABLE = frozenset([int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format])
 _INDEX = torch.ops.aten.index.Tensor
 
 
@@ -118,16 +120,17 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
     ) -> Any:
-        if schema_of(func).is_mutable:
+        kwargs = kwargs or {}
+        written = list(written_by(func, args, kwargs)) if is_mutable(func) else ()
+        if written:
             if self.writes is not None:
-                self.writes.check(func, args, kwargs or {})
-            self.written.update(map(memory_of, written_by(func, args, kwargs or {})))
+                self.writes.check(func, args, kwargs)
+            self.written.update(map(memory_of, written))
         if self.before_index is not None and func is _INDEX:
             self.before_index(args[1])
         number = len(self.operations)
         if number == self._watched:
             self.line = current_line()
-        kwargs = kwargs or {}
         self._note(func, args, kwargs)
         output = func(*args, **kwargs) if self.around is None else self.around(func, args, kwargs)
         for place, tensor in enumerate(output if isinstance(output, (list, tuple)) else [output]):
@@ -137,14 +140,15 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
                 memory = memory_of(tensor)
                 (self._varying.add if self._varies else self._varying.discard)(memory)
                 (self._data.add if self._takes_data else self._data.discard)(memory)
-        if self._varies and schema_of(func).is_mutable:
-            self._varying.update(map(memory_of, written_by(func, args, kwargs)))
+        if self._varies and written:
+            memories = set(map(memory_of, written))
+            self._varying |= memories
             if self._takes_data:
-                self._data.update(map(memory_of, written_by(func, args, kwargs)))
+                self._data |= memories
         return output
 
     def _note(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        self._read, self._varies = [], torch.Tag.nondeterministic_seeded in func.tags
+        self._read, self._varies = [], is_random(func)
         self._takes_data = self._varies
         self.operations.append((func, self._of(args), self._of(kwargs)))
         if self._takes_data and schema_of(func).name.rpartition("::")[2] in LIKE:
@@ -152,6 +156,8 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
 
     def _of(self, value: Any) -> Hashable:
         """Return an argument, comparable."""
+        if type(value) in _COMPARABLE:
+            return value  # type: ignore[no-any-return]
         if isinstance(value, torch.Tensor):
             token, place = getattr(value, _PLACE, _NOWHERE)
             self._varies = self._varies or not self.is_constant(value)
@@ -198,12 +204,12 @@ class FirstCallRecorder(OperatorRecorder):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
     ) -> Any:
         number = len(self.operations)
-        state = torch.get_rng_state() if torch.Tag.nondeterministic_seeded in func.tags else None
+        state = torch.get_rng_state() if is_random(func) else None
         output = super().__torch_dispatch__(func, types, args, kwargs)
         if not self._dependent.isdisjoint(self._read):
             count = len(output) if isinstance(output, (list, tuple)) else 1
             self._dependent.update([(number, place) for place in range(count)])
-            if schema_of(func).is_mutable:
+            if is_mutable(func):
                 # It may return nothing.
                 for tensor in written_by(func, args, kwargs or {}):
                     token, place = _place_of(tensor)
@@ -268,14 +274,18 @@ class Retrace:
         """
         before: List[Operation] = []
         values: List[Hashable] = []
+        drawn_from: List[Any] = []
+        places: Optional[List[Hashable]] = None
         with draws_put_back():
             # Results of the first call, such as a cache, are unchanged in the second.
             for number in range(_MOST_TRACES):
                 # An object in the place of None, for example, is found from then on.
                 known = state.complete and (number != 1 or state.values() == values)
                 state = state if known else self._state_of()
-                drawn_from = [*GLOBAL, *state.iterators, *self._drawn_from]
-                values, places, leading = state.values(), list(map(state_of, drawn_from)), state.leading()
+                if not known or places is None:
+                    drawn_from = [*GLOBAL, *state.iterators, *self._drawn_from]
+                    places = list(map(state_of, drawn_from))
+                values, leading = state.values(), state.leading()
                 if number or earlier is not None:
                     torch.default_generator.manual_seed(SEED)  # and not those of a GPU
                 recorder = self._record()
@@ -285,6 +295,7 @@ class Retrace:
                     state.leave_remade(recorder.has_made, used)
                 changed = state.changed(values, anew) or ([] if state.complete else ["new ones"])
                 drawn = moved(drawn_from, places)
+                places = None if drawn else places
                 only_keeps = state.complete and state.only_keeps(values, recorder.has_made, anew) and not drawn
                 changed += drawn
                 if (number or earlier is not None) and torch.initial_seed() != SEED:
