@@ -104,6 +104,21 @@ out.append(torch.rand(()).item())
 train(model, text)
 out += [len(model.state_dict()), model.state_dict()["places"].sum().item()]
 """,
+    "lazy layers that the first call makes": """
+class Late(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = None
+    def forward(self, ids):
+        if self.embedding is None:
+            self.embedding, self.head = nn.Embedding(20, 16), nn.LazyLinear(20)
+        return self.head(self.embedding(ids))
+model = Late().to(device)
+with torch.no_grad():
+    model(text[0])
+train(model, text)
+out.append(type(model.head) is nn.Linear)
+""",
     "a part that is asked for its shape, and a head that is replaced": """
 class Convolutional(nn.Module):
     def __init__(self):

@@ -49,9 +49,9 @@ def capture_model(
     follow_stored()
     capture = CapturedModel(model, setup, part_of)
     observer.captured(capture)
-    model.__dict__[CAPTURE] = capture
     own_class: Any = type(model)
     model.__class__ = capturing_class(own_class)
+    model.__dict__[CAPTURE] = capture
     others = {other.loop: None for other in capture.others_with_buffers()}
     if others:
         join([*others, capture.loop])

@@ -27,12 +27,14 @@ from ignite_ipu.torch_names.modules import FUNCTIONAL_CALL
 CAPTURE = "_ignite_ipu_capture"
 """The attribute of a model that holds what captures it."""
 
+_set_class = object.__dict__["__class__"].__set__
+
 
 def release_class(model: nn.Module) -> None:
     """Give a model its own class back, if it has that of a captured one."""
     if CAPTURE in model.__dict__:
-        model.__class__ = type(model).__mro__[1]
         del model.__dict__[CAPTURE]
+        model.__class__ = type(model).__mro__[1]
 
 
 @derived_once
@@ -94,9 +96,13 @@ def capturing_class(base: Any) -> Any:
     def class_of(self: Any) -> Any:
         return base if CAPTURE in self.__dict__ else type(self)  # pickle compares it with the reduced class
 
+    def set_class(self: Any, value: Any) -> None:
+        # PyTorch gives another class to a lazy layer that has its weights, and to a module with parametrizations.
+        _set_class(self, capturing_class(value) if CAPTURE in self.__dict__ else value)
+
     members = {
         "__call__": call,
-        "__class__": property(class_of, object.__dict__["__class__"].__set__),
+        "__class__": property(class_of, set_class),
         "__doc__": base.__doc__,
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,

@@ -12,8 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrize
 
 from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer, captured
+from ignite_ipu.deferred.model.capturing_class import release_class
 
 X = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
@@ -97,6 +99,34 @@ def test_a_class_derived_from_that_of_a_captured_model() -> None:
     doubled(X).sum().backward()
     doubled.zero_grad()
     assert doubled.first.weight.grad is None
+
+
+class Shifted(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight + 0.1
+
+
+def test_a_class_that_is_set_stays_captured() -> None:
+    """PyTorch gives a model with parametrizations another class, and without them its own again."""
+    found = []
+    for captures in (False, True):
+        model, optimizer = pair(lambda: nn.Linear(6, 2), captures)
+        torch.manual_seed(0)
+        nn.init.normal_(model.weight)
+        nn.init.zeros_(model.bias)
+        update(model, optimizer)
+        parametrize.register_parametrization(model, "weight", Shifted())
+        update(model, optimizer)
+        kinds = [model.__class__.__name__]
+        parametrize.remove_parametrizations(model, "weight", leave_parametrized=False)
+        update(model, optimizer)
+        assert (captured(model) is not None) is captures and isinstance(model(X), torch.Tensor)
+        found.append((model.weight.detach().clone(), [*kinds, model.__class__.__name__]))
+        if captures:
+            release_class(model)
+            assert type(model) is nn.Linear
+    torch.testing.assert_close(found[1][0], found[0][0])
+    assert found[0][1] == found[1][1] == ["ParametrizedLinear", "Linear"]
 
 
 def features(model: Any, optimizer: Any) -> List[torch.Tensor]:
