@@ -11,7 +11,7 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from itertools import chain
-from types import CellType, GeneratorType, MemberDescriptorType, ModuleType
+from types import CellType, FunctionType, GeneratorType, MemberDescriptorType, ModuleType
 from typing import Any, Container, Dict, List, Optional, Tuple
 
 import numpy as np
@@ -40,6 +40,7 @@ _CONTAINERS = (list, dict, set, deque)
 _WITH_ELEMENTS = (*_CONTAINERS, tuple)
 _PLAIN = frozenset([bool, int, float, str, type(None), nn.Parameter])  # most attributes of modules
 _MOST_ELEMENTS = 1024  # of a container that is looked into
+_GIVEN = ("__defaults__", "__kwdefaults__")
 _ABSENT: Any = object()
 
 
@@ -151,10 +152,16 @@ def _hides_its_place(iterator: Any) -> bool:
     return isinstance(iterator, Iterator) and not shows
 
 
+def _is_slot(owner: Any, name: str) -> bool:
+    """Return whether an object has a value outside its table of attributes, as a function has its defaults."""
+    kind = getattr(type(owner), name, None)
+    return isinstance(kind, MemberDescriptorType) or (isinstance(owner, FunctionType) and name in _GIVEN)
+
+
 def _read(owner: Any, name: str) -> Any:
     if isinstance(owner, CellType):
         return getattr(owner, "cell_contents", _ABSENT)
-    if isinstance(getattr(type(owner), name, None), MemberDescriptorType):
+    if _is_slot(owner, name):
         return getattr(owner, name, _ABSENT)
     own = owner if isinstance(owner, dict) else getattr(owner, "__dict__", {})
     return own.get(name, _ABSENT)
@@ -166,7 +173,7 @@ def _write(owner: Any, name: str, value: Any) -> None:
             del owner.cell_contents
         else:
             owner.cell_contents = value
-    elif isinstance(owner, type) or isinstance(getattr(type(owner), name, None), MemberDescriptorType):
+    elif isinstance(owner, type) or _is_slot(owner, name):
         if value is _ABSENT:
             delattr(owner, name)
         else:

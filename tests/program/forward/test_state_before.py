@@ -86,6 +86,11 @@ def of_module(net: Any) -> None:
     TOTALS["calls"][0] += 1
 
 
+def given(net: Any, memo: Any = [0], *, named: Any = {"calls": 0}) -> None:  # noqa: B006
+    memo[0] += 1
+    named["calls"] += 1
+
+
 def draws(net: Any) -> None:
     for each in net.generators:
         each.random()
@@ -101,12 +106,13 @@ def seen(net: Any) -> List[Any]:
     states = [net.generators[0].getstate(), repr(net.generators[1].bit_generator.state), net.own.get_state().tolist()]
     states += [repr(net.generators[2].get_state()), random.getstate(), repr(np.random.get_state())]
     held = [net.slotted.calls, *net.mean.tolist(), *net.table.tolist(), *net.counts]
-    return [own, states, held, net.made, repr(TOTALS), torch.get_rng_state().tolist()]
+    defaults = repr([given.__defaults__, given.__kwdefaults__])
+    return [own, states, held, net.made, repr(TOTALS), defaults, torch.get_rng_state().tolist()]
 
 
 @pytest.mark.parametrize(
     "write",
-    [number, new, nested, slotted, recent, array, tensor, buffer, memory, of_class, of_module, draws],
+    [number, new, nested, slotted, recent, array, tensor, buffer, memory, of_class, of_module, given, draws],
 )
 def test_it_is_put_back(write: Any) -> None:
     net = Net(write)
