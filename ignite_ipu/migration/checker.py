@@ -209,7 +209,7 @@ def _latent(program: Program) -> Iterator[Latent]:
 def _is_handled(program: Program, finding: Finding) -> bool:
     """Return whether the program's engines, captured loops or substitutes support code that breaks a rule."""
     rewritten = all_rules()[finding.rule].rewritten
-    if finding.run in (Outcome.ON_HOST, Outcome.BY_FUNCTION):
+    if finding.run.takes_import:
         return program.is_automatic
     return finding.run is Outcome.HANDLED and (program.is_automatic or not rewritten)
 

@@ -49,7 +49,12 @@ class Outcome(str, enum.Enum):
     @property
     def trains(self) -> bool:
         """True if `run` trains the code with the native result."""
-        return self in (Outcome.HANDLED, Outcome.ON_HOST, Outcome.BY_FUNCTION)
+        return self is Outcome.HANDLED or self.takes_import
+
+    @property
+    def takes_import(self) -> bool:
+        """True if the import of `ignite_ipu.auto` trains the code, and rewritten code would refuse it."""
+        return self in (Outcome.ON_HOST, Outcome.BY_FUNCTION)
 
     @classmethod
     def of(cls, capability: Capability) -> Outcome:

@@ -100,9 +100,8 @@ def _migrated(source: Source, program: Program, found: List[Finding], judged: Ju
     inner = executed(program)
     if inner:
         return _by_one_line(source, program, judged, [Remark(inner[0].line, "migrate", "code in a string is executed")])
-    by_import = [finding for finding in found if finding.run in (Outcome.ON_HOST, Outcome.BY_FUNCTION)]
+    by_import = [finding for finding in found if finding.run.takes_import]
     if by_import:
-        # The rewritten code refuses such updates and models, which the import trains.
         return _by_one_line(source, program, judged, _reasons(source, by_import))
     try:
         result = _rewritten(source, program)

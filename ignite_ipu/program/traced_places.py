@@ -7,7 +7,7 @@ import dis
 import linecache
 import re
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Container, Iterator, Optional, Sequence, Tuple
+from typing import Any, Container, Iterator, List, Optional, Sequence, Tuple
 
 from torch import nn
 
@@ -48,12 +48,21 @@ def refusal_at(restriction: Restriction, place: Optional[FileLine], otherwise: s
 
 def refused_code(error: BaseException) -> Optional[str]:
     """Return the text of a refusal of code by PopTorch's compiler that Python could run; None for another error."""
-    kind = getattr(getattr(error, "kind", None), "name", "")
+    kind = kind_of(error)
     if kind not in _OF_PYTHON:
         return None
-    places = [(file, int(number)) for file, number in PLACE.findall(getattr(error, "message", str(error)))]
-    place = next((place for place in places if owner_of(place[0]) is not Owner.LIBRARY), None)
+    place = next((place for place in named_places(error) if owner_of(place[0]) is not Owner.LIBRARY), None)
     return refusal_at(OF_COMPILER[kind], place, NO_FUNCTION)
+
+
+def kind_of(error: BaseException) -> str:
+    """Return the name of the kind of a refusal by PopTorch's compiler, "" for another error."""
+    return str(getattr(getattr(error, "kind", None), "name", ""))
+
+
+def named_places(error: BaseException) -> List[FileLine]:
+    """Return the lines that the message of an error names."""
+    return [(file, int(number)) for file, number in PLACE.findall(getattr(error, "message", str(error)))]
 
 
 def split_place(text: str) -> Tuple[Optional[FileLine], str]:

@@ -76,6 +76,14 @@ def current_line(above: int = 0, inner: Optional[FrameType] = None) -> Line:
     return Line((frame.f_code, frame.f_lasti))
 
 
+def frame_outside(*files: str) -> Optional[FrameType]:
+    """Return the innermost frame outside of some files and folders, None where there is none."""
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(files):
+        frame = frame.f_back
+    return frame
+
+
 @functools.lru_cache(maxsize=None)
 def _is_named(file: str) -> bool:
     """Return whether a file of code is the user's or another package's."""

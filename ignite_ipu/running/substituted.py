@@ -11,7 +11,7 @@ from ignite_ipu import backend
 from ignite_ipu.capabilities.traced import NO_FUNCTION, OF_COMPILER
 from ignite_ipu.errors import RunError
 from ignite_ipu.program.config import IPUConfig
-from ignite_ipu.program.traced_places import PLACE, function_at, split_place
+from ignite_ipu.program.traced_places import function_at, kind_of, named_places, split_place
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.program import is_beside
 from ignite_ipu.running.script_code import ScriptCode
@@ -109,8 +109,7 @@ def _with_line(error: Exception, code: ScriptCode) -> RunError:
     line = own[-1] if own else None
     # PopTorch's begins with its own source.
     text, message = str(error), getattr(error, "message", str(error))
-    restriction = OF_COMPILER.get(getattr(getattr(error, "kind", None), "name", ""))
-    named = [(file, int(number)) for file, number in PLACE.findall(message)]
+    restriction, named = OF_COMPILER.get(kind_of(error)), named_places(error)
     if restriction is not None:
         line = next((place for place in named if code.owns(place[0])), line)
         source = "" if line is None else linecache.getline(*line).strip()

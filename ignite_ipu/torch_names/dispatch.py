@@ -98,6 +98,11 @@ def is_random(operator: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in operator.tags
 
 
+def operator_name(operator: Any) -> str:
+    """Return the name of an operator of PyTorch's, without its namespace."""
+    return str(schema_of(operator).name.rpartition("::")[2])
+
+
 schemas_of: Callable[[str], List[Any]] = find(
     "torch._C._jit_get_schemas_for_operator", "2.0", "Captured loops cannot record operations that write into tensors."
 )

@@ -9,7 +9,16 @@ import torch
 
 from ignite_ipu.torch_names.table import Name
 
-__all__ = ["COMPILER", "COMPILER_FILE", "SHAPE_INFERENCE", "TRANSFORMS", "inductor", "is_of_compiler"]
+__all__ = [
+    "CHOOSING",
+    "COMPILER",
+    "COMPILER_FILE",
+    "PASSING_ON",
+    "SHAPE_INFERENCE",
+    "TRANSFORMS",
+    "inductor",
+    "is_of_compiler",
+]
 
 ROOT = os.path.dirname(torch.__file__) + os.sep
 """Folder of PyTorch."""
@@ -26,6 +35,10 @@ def _file(path: str, since: str, lost: str) -> str:
     return ROOT + relative + (os.sep if os.path.isdir(ROOT + relative) else ".py")
 
 
+PASSING_ON = tuple(ROOT + name for name in ("overrides.py", "_tensor.py"))
+"""Files that pass a call of a tensor's method on to a context of functions, or to a subclass."""
+CHOOSING = tuple(ROOT + name for name in ("functional.py", "_jit_internal.py"))
+"""Files that choose an operator by the arguments of a function."""
 TRANSFORMS = _file(
     "torch._functorch", "2.0", "With PyTorch 2.0, torch.func of deferred values is refused as a scripted function is."
 )

@@ -17,7 +17,7 @@ from ignite_ipu.capabilities.traced import OWN_BACKWARD
 from ignite_ipu.deferred.graph.operations import Value
 from ignite_ipu.errors import CaptureError, logger
 from ignite_ipu.program.forward.gradients import functions_of_autograd
-from ignite_ipu.program.user_code import OURS, Line, current_line
+from ignite_ipu.program.user_code import OURS, Line, current_line, frame_outside
 from ignite_ipu.torch_names.files import TRANSFORMS
 from ignite_ipu.torch_names.modules import SAMPLE_CHECK
 
@@ -54,9 +54,7 @@ def called_by(folder: str) -> bool:
 
 def is_argument_check() -> bool:
     """Return whether the caller of this library is the check of a distribution's parameters or of a sample."""
-    frame: Optional[FrameType] = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(OURS):
-        frame = frame.f_back
+    frame = frame_outside(OURS)
     return frame is not None and frame.f_code in _ARGUMENT_CHECKS
 
 

@@ -8,6 +8,7 @@ import torch
 
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.operators.words import word_set
+from ignite_ipu.program.tensors.described import VALUE_READS
 from ignite_ipu.program.user_code import current_line
 
 METADATA = word_set(
@@ -18,9 +19,8 @@ METADATA = word_set(
     "is_conj is_neg is_inference has_names __dir__ is_tensor is_shared is_pinned is_distributed "
     "_has_compatible_shallow_copy_type"
 )
-READS = word_set(
-    "item tolist numpy __array__ __bool__ __int__ __float__ __complex__ __index__ is_nonzero equal allclose "
-    "__contains__ __reduce_ex__ __reduce__ __deepcopy__ __dlpack__ __dlpack_device__ data_ptr untyped_storage storage "
+READS = VALUE_READS | word_set(
+    "__reduce_ex__ __reduce__ __deepcopy__ __dlpack__ __dlpack_device__ data_ptr untyped_storage storage "
     "_typed_storage storage_type share_memory_ __format__ __repr__ __str__ nonzero argwhere masked_select unique "
     "unique_consecutive is_set_to to_sparse histc bincount __cuda_array_interface__ "
     "__array_wrap__ __array_priority__ save"

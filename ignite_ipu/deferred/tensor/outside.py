@@ -24,7 +24,7 @@ from ignite_ipu.program.tensors.described import DRAWN, LIKE
 from ignite_ipu.program.tensors.raw import named_tensors, plain, requires_grad
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.user_code import current_line
-from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of
+from ignite_ipu.torch_names.dispatch import DispatchMode, operator_name, schema_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunction, DisableTorchFunctionSubclass, memory_of
 
 _OF_SHAPE = LIKE | DRAWN
@@ -79,7 +79,7 @@ class _Operators(DispatchMode):  # type: ignore[no-untyped-call]
             for memory, each in _by_memory(args):
                 self._viewed.setdefault(memory, each)
             return func(*args, **kwargs)
-        counted = args[1:] if schema.name.rpartition("::")[2] in _OF_SHAPE else args
+        counted = args[1:] if operator_name(func) in _OF_SHAPE else args
         for memory, each in _by_memory((counted, kwargs)):
             self.note(memory, each)
         output = func(*args, **kwargs)

@@ -13,6 +13,7 @@ from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, T
 import torch
 from torch import nn
 
+from ignite_ipu.torch_names.files import PASSING_ON
 from ignite_ipu.torch_names.modules import DETECTION_OF_CAUSAL_MASKS, all_named_modules
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -21,8 +22,6 @@ _NOT_USER_CODE = (TORCH, _OURS + os.sep, contextlib.__file__, "<frozen")
 _PACKAGE = "ignite_ipu."
 ACCESSORS = ("__get__", "__set__", "__delete__")
 _LOOPS = ("ignite", "accelerate")  # they call models
-# Frames that pass calls to a trace are no code that reads a tensor.
-_HANDS_OVER = tuple(TORCH + name for name in ("overrides.py", "_tensor.py"))
 
 # Functions of PyTorch that read a tensor, and how a model does without, by file and name.
 _REMEDIES = {
@@ -86,7 +85,7 @@ def _running() -> Tuple[List[FrameType], Optional[FrameType]]:
         file = frame.f_code.co_filename
         if frame.f_code is called.__code__:
             return frames, frame
-        if is_users(file) or (file.startswith(TORCH) and file not in _HANDS_OVER):
+        if is_users(file) or (file.startswith(TORCH) and file not in PASSING_ON):
             frames.append(frame)
     return frames, None
 

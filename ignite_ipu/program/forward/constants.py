@@ -16,40 +16,33 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Opti
 import torch
 
 from ignite_ipu.errors import ForwardError
+from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.argument_checks import passing_value
 from ignite_ipu.program.function_mode import FunctionContext, writes_first
 from ignite_ipu.program.guards.values import is_left_behind
-from ignite_ipu.program.tensors.described import AS, LIKE
+from ignite_ipu.program.tensors.described import AS, LIKE, VALUE_READS
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.tensors import DisableTorchFunction
-
-
-def _words(text: str) -> FrozenSet[str]:
-    return frozenset(text.split())
-
 
 _HOST = torch.device("cpu")
 _IPU = "ipu"
 _MOST_ELEMENTS = 2**24
 # Functions that return a Python value or an array of a tensor's values.
-_READS = _words(
-    "item tolist numpy __array__ __bool__ __int__ __float__ __complex__ __index__ is_nonzero equal allclose "
-    "__contains__ __format__ __repr__ __str__"
-)
+_READS = VALUE_READS | word_set("__format__ __repr__ __str__")
 # Functions that return tensors whose shapes depend on values.
-_BY_VALUES = _words(
+_BY_VALUES = word_set(
     "nonzero argwhere masked_select unique unique_consecutive bincount histc combinations repeat_interleave"
 )
 # Functions that take whole numbers, also as tensors without dimensions.
-_NUMBERS = _words(
+_NUMBERS = word_set(
     "__getitem__ __setitem__ narrow select view reshape expand repeat tile unflatten topk chunk split roll"
 )
-_JOINED = _words("cat concat concatenate hstack vstack dstack row_stack column_stack")
-_ACCESSORS = _words("__get__ __set__ __delete__")
+_JOINED = word_set("cat concat concatenate hstack vstack dstack row_stack column_stack")
+_ACCESSORS = word_set("__get__ __set__ __delete__")
 # Functions of these names do more than read tensors, or take arguments of the host.
 _BY_NAME = _READS | LIKE | AS | _NUMBERS | _JOINED | {"repeat_interleave"}
-_WRITTEN = _words("inplace out")
+_WRITTEN = word_set("inplace out")
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _Args = Tuple[Any, ...]
 _Kwargs = Dict[str, Any]

@@ -5,10 +5,7 @@ A call on the host finds those that the model's own code makes. Others show when
 
 from __future__ import annotations
 
-import os
-import sys
 import weakref
-from types import FrameType
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch
@@ -18,19 +15,14 @@ from ignite_ipu.errors import ForwardError
 from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.argument_checks import passing_value
 from ignite_ipu.program.guards.retrace import OperatorRecorder
+from ignite_ipu.program.tensors.described import VALUE_READS
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.traced_places import refusal_at
-from ignite_ipu.program.user_code import OURS, Owner, current_line, owner_of
+from ignite_ipu.program.user_code import OURS, Owner, current_line, frame_outside, owner_of
+from ignite_ipu.torch_names.files import CHOOSING, PASSING_ON
 
-_READS = word_set(
-    "item tolist numpy __array__ __bool__ __int__ __float__ __complex__ __index__ is_nonzero equal allclose "
-    "__contains__"
-)
 _BY_VALUES = word_set("nonzero argwhere masked_select unique unique_consecutive _unique2")
 _MASKS = (torch.bool, torch.uint8)
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-# They pass on a call of a tensor's method to a context of functions.
-_PASSING_ON = tuple(_TORCH + name for name in ("overrides.py", "_tensor.py", "functional.py", "_jit_internal.py"))
 
 
 class ValueReads:
@@ -50,7 +42,7 @@ class ValueReads:
     def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         name = getattr(func, "__name__", "")
         restriction, read = SHAPE, [args, kwargs]
-        if name in _READS:
+        if name in VALUE_READS:
             restriction = VALUE
         elif not (name in _BY_VALUES or (name == "where" and len(args) + len(kwargs) == 1)):
             return
@@ -72,7 +64,5 @@ def _passes(name: str) -> bool:
 
 def _is_own_code() -> bool:
     """Return whether the caller of PyTorch is no code of PyTorch's or of a library that passes calls on."""
-    frame: Optional[FrameType] = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((OURS, *_PASSING_ON)):
-        frame = frame.f_back
+    frame = frame_outside(OURS, *PASSING_ON, *CHOOSING)
     return frame is not None and owner_of(frame.f_code.co_filename) is Owner.USER

@@ -22,7 +22,7 @@ from ignite_ipu.program.tensors.described import LIKE
 from ignite_ipu.program.tensors.raw import checksum_of, dtype_of, plain, shape_of
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.user_code import Line, current_line
-from ignite_ipu.torch_names.dispatch import DispatchMode, is_mutable, is_random, schema_of
+from ignite_ipu.torch_names.dispatch import DispatchMode, is_mutable, is_random, operator_name
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of
 
 __all__ = ["MOST_CALLS", "FirstCallRecorder", "Operation", "OperatorRecorder", "Retrace"]
@@ -151,7 +151,7 @@ class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
         self._read, self._varies = [], is_random(func)
         self._takes_data = self._varies
         self.operations.append((func, self._of(args), self._of(kwargs)))
-        if self._takes_data and schema_of(func).name.rpartition("::")[2] in LIKE:
+        if self._takes_data and operator_name(func) in LIKE:
             self._takes_data = any(map(self.is_data, tensors_in((args[1:], kwargs))))
 
     def _of(self, value: Any) -> Hashable:

@@ -1,4 +1,4 @@
-"""Functions that take the shape and type of a tensor, and none of its values."""
+"""Functions by what they take of a tensor: its shape and type, or its values as Python has them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ DRAWN = word_set("rand_like randn_like randint_like")
 """Functions that draw numbers in the shape of their first tensor."""
 AS = word_set("to type_as expand_as view_as reshape_as")
 """Functions that take values from their first tensor, and a type or a shape from the other."""
+VALUE_READS = word_set(
+    "item tolist numpy __array__ __bool__ __int__ __float__ __complex__ __index__ is_nonzero equal allclose "
+    "__contains__"
+)
+"""Functions that return a Python value or an array of a tensor's values, texts left out."""
 
 
 def described(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> List[Any]:
