@@ -198,7 +198,7 @@ class FollowingTeacher(Teacher):
 
 
 class Stored(World):
-    """A model that stores what it computes in the batch that it is given."""
+    """A model that stores a result in the given batch."""
 
     def make(self) -> List[nn.Module]:
         class Storing(_Layers):

@@ -52,6 +52,8 @@ _RANDOM = word_set("bernoulli multinomial normal rand rand_like randint randint_
 _SHOWN = {"__getitem__": "indexing by a mask", "__array__": "numpy"}
 _FROM_DATA = {"as_tensor", "from_numpy", "tensor"}
 _LARGEST = 10_000
+# PyTorch 2.0 shows indexing to no mode. To set the method makes a tensor a sequence for C, also after it is taken back.
+_HIDES_INDEXING = torch.__version__.startswith("2.0.")
 _Key = Tuple[Optional[CodePlace], str]
 
 
@@ -66,21 +68,18 @@ class Answers(TorchFunctionMode):
         self.doubles: Dict[Optional[CodePlace], str] = {}
         self._results: DefaultDict[_Key, List[Any]] = defaultdict(list)
         self._taken: CounterType[_Key] = Counter()
-        self._calls = 0
         self._indexing = contextlib.ExitStack()
 
     def __enter__(self) -> Any:
-        # Results of indexing are kept also if modes do not see it: they do since PyTorch 2.1.
-        original: Any = torch.Tensor.__getitem__
+        if _HIDES_INDEXING:
+            original: Any = torch.Tensor.__getitem__
 
-        def get_item(tensor: torch.Tensor, index: Any) -> Any:
-            before = self._calls
-            result = original(tensor, index)
-            if self._calls == before:
+            def get_item(tensor: torch.Tensor, index: Any) -> Any:
+                result = original(tensor, index)
                 self._keep(original, result)
-            return result
+                return result
 
-        self._indexing.enter_context(mock.patch.object(torch.Tensor, "__getitem__", get_item))
+            self._indexing.enter_context(mock.patch.object(torch.Tensor, "__getitem__", get_item))
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> Any:
@@ -95,7 +94,6 @@ class Answers(TorchFunctionMode):
         return result
 
     def _keep(self, func: Callable[..., Any], result: Any) -> None:
-        self._calls += 1
         name, place = name_of(func), current_place()
         self._results[place, name].append(map_leaves(result, _kept))
         if isinstance(result, torch.Tensor) and result.dtype is torch.float64:

@@ -1,4 +1,4 @@
-"""Functions by what they take of a tensor: its shape and type, or its values as Python has them."""
+"""Functions by their use of a tensor: of its shape and type, or of its values as Python has them."""
 
 from __future__ import annotations
 
