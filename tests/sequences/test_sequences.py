@@ -316,6 +316,13 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         # A loss that was computed before a step goes backward after it, and joins another model.
         ("TwoHeads", ("SGD", "SGD", "SGD"), "forward step backward step", "same"),
         ("TwoHeads", ("Adam", "SGD", "RMSprop"), "forward read_loss step backward step_of_one:1 step", "same"),
+        # An evaluation writes buffers that a loss reads which is not computed yet.
+        (
+            "BatchNorm",
+            ("SGD",),
+            "step zero_grad backward_in_evaluation:4 evaluate_with_gradients:2 without_gradients sum_of_losses",
+            "same",
+        ),
         # Updates move to the host between two functions of weights of one loss.
         ("Parts", ("SGD",), "another:2 forward backward_in_evaluation:6 backward step", "same"),
     ],
@@ -358,9 +365,17 @@ def test_an_optimizer_gets_parameters_that_are_updated_on_the_host(events: str) 
         # Calls of two models write the statistics of one trunk, and these are read in between.
         ("OneForTwoOnOneTrunk", ("Adam",), "zero_grad forward read_state backward step", ("same",) * 3),
         ("AdversariesOnOneTrunk", ("SGD", "Adam"), "forward backward step zero_grad forward read_state", ("same",) * 3),
+        # Updates move to the host after a call that the update leaves out, and that writes buffers which it reads.
+        ("BatchNorm", ("SignOfMomentum",), "backward_in_evaluation:5 forward step", ("same", "refused", "same")),
+        (
+            "BatchNorm",
+            ("SGD",),
+            "backward_in_evaluation:4 forward read_first_loss read_buffers step",
+            ("same", "refused", "same"),
+        ),
     ],
 )
-def test_models_with_buffers_are_joined(
+def test_models_with_buffers(
     world: str, kinds: Tuple[str, ...], events: str, kinds_of_outcome: Tuple[str, ...]
 ) -> None:
     """With updates as the loop allows, on the device, and on the host."""

@@ -51,7 +51,7 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
     """
     loop, books = update.loop, update.books
     before = books.gradients.copy() if losses else []
-    restore = loop.buffers.state_of(())
+    restore = loop.buffers.state()
     reached: Dict[Loss, Sequence[FusedUpdate]] = {}
     try:
         for loss in losses:
@@ -74,7 +74,7 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
         if update.keeps_before and optimizer is not None:
             chosen = update.turn.reach.chosen(pending)
             operations = [operation for loss in chosen for operation in loss.operations]
-            restore = loop.buffers.state_of(operations)
+            restore = loop.buffers.state()
             if not loop.buffers.is_empty:
                 loop.buffers.before_update(chosen, loop, None if update.makes_all else update.turn.reach.uses)
             _refuse_replayed(loop.buffers, operations)
@@ -93,7 +93,7 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
     back = back if made else None
     edits = loop.session.weights.detector.edits
     leave, line = loop.updates.leave_device, current_line()
-    early = EarlyUpdate(line, bool(losses), back, stepped, leave, list(made.values()), edits=edits)
+    early = EarlyUpdate(line, bool(losses), back, stepped, leave, list(made.values()), edits=edits, restore=restore)
     update.early = early
     for operation, leaves in operands:
         if not operation.live:  # until the step, gradients may flow through it from another loss than the expected one
@@ -147,9 +147,7 @@ def take_back(update: FusedUpdate) -> None:
     for made in early.made:
         made.take_back()
         made.loss.value.went_backward = None
-        calls = [each for each in made.loss.operations if each.signature.writes]
-        for call in calls:
-            update.loop.buffers.record(call)
+    early.restore()
     for entry in () if early.awaited else update.books.gradients.within(update.gradients.own):
         entry.losses, entry.made, entry.used = [made.loss for made in entry.made], [], None
 

@@ -19,7 +19,7 @@ from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.statistics import refuse_later_statistics
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, by_number
 from ignite_ipu.deferred.graph.owners import CapturedLoop
-from ignite_ipu.deferred.graph.state import model_of, read_buffers, written_buffers, written_ids
+from ignite_ipu.deferred.graph.state import model_of, read_buffers, written_ids
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.uses import keep_buffers_read
 from ignite_ipu.deferred.model.buffer_order import (
@@ -29,14 +29,14 @@ from ignite_ipu.deferred.model.buffer_order import (
     may_wait,
     refuse_edits_between,
 )
-from ignite_ipu.deferred.model.call_replays import CallReplays, Replay, chain_of, is_awaited, unknown_arguments
+from ignite_ipu.deferred.model.call_replays import CallReplays, Replay, before_replay, chain_of, is_awaited, nothing
 from ignite_ipu.deferred.model.edits import WeightEdits
+from ignite_ipu.deferred.model.evaluations import EvaluationBook
 from ignite_ipu.deferred.model.shared_buffers import SharedBuffers
 from ignite_ipu.deferred.model.waiting import ALL, settle_sharing
 from ignite_ipu.errors import CaptureError, EarlyReadError, listed
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.module_state import REGISTRATIONS
-from ignite_ipu.program.reached import reached
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.hooks import Edited
@@ -64,8 +64,8 @@ class BufferBook:
         weights: The places of the models' weights and buffers.
     """
 
-    def __init__(self, modes: Modes, edits: WeightEdits, weights: Weights) -> None:
-        self._edits, self.weights = edits, weights
+    def __init__(self, modes: Modes, edits: WeightEdits, unknown: EvaluationBook, weights: Weights) -> None:
+        self._edits, self._unknown, self.weights = edits, unknown, weights
         self._calls = CallReplays(modes, edits, weights)
         self.waiting: Dict[int, Operation] = {}
         self.replays: Dict[int, Replay] = {}
@@ -148,9 +148,12 @@ class BufferBook:
         if any(module in set(model.model.modules()) for model in models):
             self.settle(self.pending())
 
-    def before_evaluation(self, name: str) -> None:
-        """Replay the pending calls, or refuse the evaluation: PyTorch evaluates with the buffers that they write."""
-        problem = self.settle(self.pending())
+    def before_evaluation(self, name: str, call: Optional[Operation] = None) -> None:
+        """Replay the pending calls, or refuse the evaluation: PyTorch evaluates with the buffers that they write.
+
+        If it is of a `call` that was recorded, those are replayed that come before.
+        """
+        problem = self.settle([each for each in self.pending() if call is None or each.number < call.number])
         if problem is not None:
             first = _writes(self.pending()[0])
             raise CaptureError(
@@ -182,6 +185,8 @@ class BufferBook:
             refuse_later_statistics(losses, [(each.number, each.before.keys()) for each in self._evaluations])
         operations = [operation for loss in losses for operation in loss.operations]
         made = {operation.number for operation in operations}
+        if self._unknown.waiting:
+            self._unknown.before_writes(operations, but=operations)
 
         def is_changed(call: Operation) -> bool:
             return changes is None or any(changes(each) for each in chain_of(call) if each.number not in made)
@@ -225,7 +230,6 @@ class BufferBook:
             replay = self.replays.pop(call.number, None)
             if replay is not None:
                 self._left[call.number] = call, replay
-                call.settle(replay.results)
                 del self.waiting[call.number]
         for number in made:
             self.waiting.pop(number, None)
@@ -238,21 +242,25 @@ class BufferBook:
         kept = self.waiting or self.replays or self._evaluations or self._left or self.shared.are_written
         return not (kept or (len(BOOKS) and _others_wait(self)))
 
-    def state_of(self, operations: Sequence[Operation]) -> Callable[[], None]:
-        """Return a function that restores the entries of operations, for the case that their update is not made."""
-        numbers = [each.number for each in operations if each.number in self.waiting]
-        waiting = {number: self.waiting[number] for number in numbers}
-        replays = {number: self.replays[number] for number in numbers if number in self.replays}
-        evaluations, passed = list(self._evaluations), self._passed.intersection(numbers)
+    def state(self) -> Callable[[], None]:
+        """Return a function that restores the entries of the book, for the case that an update is not made."""
+        waiting, done = dict(self.waiting), {call for call in self.waiting.values() if call.done}
+        left, evaluations, passed = dict(self._left), list(self._evaluations), set(self._passed)
 
         def restore() -> None:
-            for call in waiting.values():
-                self.record(call)
-            taken = {number: self._taken[number] for number in numbers if number in self._taken}
-            self.replays.update({**replays, **taken})
+            # Calls that were replayed since have written their buffers.
+            replays = {**self._taken, **{number: replay for number, (_, replay) in self._left.items()}, **self.replays}
+            self._left = {**left, **self._left}
+            for number, call in waiting.items():
+                if not call.done or call in done:
+                    self._left.pop(number, None)
+                    self.record(call)
+                    self.replays.update({number: replays[number]} if number in replays else {})
+                elif number in replays:
+                    self._left[number] = call, replays[number]
             known = {each.number for each in evaluations}
             self._evaluations = [*evaluations, *[each for each in self._evaluations if each.number not in known]]
-            self._passed |= passed
+            self._passed = passed | (self._passed - waiting.keys())
 
         return restore
 
@@ -268,11 +276,15 @@ class BufferBook:
         left, self._left = self._left, {}
         numbers = self.replays.keys() & {each.number for each in operations if not each.done}
         self._taken = {number: self.replays.pop(number) for number in numbers}
+        self._taken.update({number: replay for number, (_, replay) in left.items()})
         evaluations, self._evaluations = self._evaluations, []
-        for each in evaluations:
-            self._edits.note(each.number)
         with self.weights.with_others(list(began.values()), kept) if began else contextlib.nullcontext():
             yield
+        for each in evaluations:
+            self._edits.note(each.number)
+        for call, replay in left.values():
+            if not call.done:
+                call.settle(replay.results)
         self.shared.note([*operations, *[call for call, _ in left.values()]])
 
     def _began_with(
@@ -290,10 +302,10 @@ class BufferBook:
         others = [(self.waiting[number], self.replays[number]) for number in self.replays.keys() - made]
         writers: List[Tuple[int, Optional[Line], Sequence[Tuple[torch.Tensor, Optional[torch.Tensor]]]]] = [
             *[(each.number, None, tuple(each.before.values())) for each in self._evaluations],
-            *[(call.number, call.line, _written(call, replay)) for call, replay in (*others, *self._left.values())],
+            *[(call.number, call.line, before_replay(call, each)) for call, each in (*others, *self._left.values())],
         ]
         reads = [(call, read_buffers(call)) for call in every if writers]
-        writers += [(call.number, call.line, _written(call, self.replays.get(call.number))) for call in calls]
+        writers += [(call.number, call.line, before_replay(call, self.replays.get(call.number))) for call in calls]
         for number, line, written in sorted(writers, key=lambda writer: writer[0]):
             for tensor, before in written:
                 if before is None:
@@ -390,6 +402,8 @@ class BufferBook:
                 chain, known = _made_from(call)
                 if self.shared.stale([each for each in chain if each not in known], on_host=True) is not None:
                     return "a later call of another model has written buffers that it reads"
+                if self._unknown.waiting:
+                    self._unknown.before_writes([call])
                 replay = self._calls.replay(chain, known)
                 if is_awaited(call):
                     self.replays[call.number] = replay
@@ -414,21 +428,10 @@ def note_made_on_host(book: BufferBook, call: Operation, before: Dict[str, torch
     _leave(book, call, Replay(before, []))
 
 
-def nothing(operation: Operation) -> bool:
-    """Return that an update which gives gradients alone changes no weights that an operation computes with."""
-    return False
-
-
 def _borrows(book: BufferBook, call: Operation) -> bool:
     """Return whether a call of a book gets results of models trained apart, other than by one that waits already."""
-    found = reached([call], lambda each: () if each.number in book.waiting else unknown_arguments(each))
+    found = chain_of(call, but=book.waiting)
     return any(each.model is not None and _book_of(each) is not book for each in found)
-
-
-def _written(call: Operation, replay: Optional[Replay]) -> List[Tuple[torch.Tensor, Optional[torch.Tensor]]]:
-    """Return the buffers that a call writes, each with its value from before; None for a call without a replay."""
-    buffers = written_buffers(call).items()
-    return [(tensor, None if replay is None else replay.before[name]) for name, tensor in buffers]
 
 
 def _leave(book: BufferBook, call: Operation, replay: Replay) -> None:
@@ -465,7 +468,9 @@ def _settle_others(changing: BufferBook, made: Container[int] = (), kept: bool =
 
 def _settle_before(call: Operation, own: BufferBook, older: bool) -> Optional[str]:
     """Replay the calls that a call of a book is computed from and that write buffers; returns why one cannot be."""
-    for each in _writers(sorted(chain_of(call), key=by_number)[:-1]):
+    for each in sorted(chain_of(call), key=by_number)[:-1]:
+        if not each.signature.writes:
+            continue
         book = _book_of(each)
         before = [other for other in book.pending() if other.number <= each.number]
         problem = book.settle(before, older and book is own)
@@ -476,15 +481,10 @@ def _settle_before(call: Operation, own: BufferBook, older: bool) -> Optional[st
     return None
 
 
-def _writers(operations: Sequence[Operation]) -> List[Operation]:
-    """Return those of some operations that write buffers."""
-    return [each for each in operations if each.signature.writes]
-
-
 def _made_from(call: Operation) -> Tuple[Sequence[Operation], Dict[Operation, List[torch.Tensor]]]:
     """Return a call and what it is computed from, in order, with the results that are known on the host."""
     chain = sorted(chain_of(call), key=by_number)
-    known = {each: _book_of(each).replays[each.number].results for each in _writers(chain[:-1])}
+    known = {each: _book_of(each).replays[each.number].results for each in chain[:-1] if each.signature.writes}
     return chain, known
 
 

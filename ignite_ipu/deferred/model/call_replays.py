@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Container, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Container, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -100,12 +100,15 @@ class CallReplays:
                     return called_beside(call.signature.left, lambda: model(*args, **kwargs))
 
 
-def chain_of(call: Operation) -> Sequence[Operation]:
-    """Return a call and the operations that its arguments have yet to be computed by."""
-    return list(reached([call], unknown_arguments))
+def chain_of(call: Operation, but: Container[int] = ()) -> Sequence[Operation]:
+    """Return a call and the operations that its arguments have yet to be computed by.
+
+    Those by which arguments of others are, with the numbers in `but`, are left out.
+    """
+    return list(reached([call], lambda each: () if each.number in but else _unknown_arguments(each)))
 
 
-def unknown_arguments(operation: Operation) -> List[Operation]:
+def _unknown_arguments(operation: Operation) -> List[Operation]:
     """Return the operations that arguments of one have yet to be computed by."""
     return [leaf.operation for leaf in operation.value_leaves if not leaf.known]
 
@@ -113,3 +116,14 @@ def unknown_arguments(operation: Operation) -> List[Operation]:
 def is_awaited(call: Operation) -> bool:
     """Return whether any result of a call is still referenced, so that it may go backward."""
     return call.problem is None and bool(call.values)
+
+
+def before_replay(call: Operation, replay: Optional[Replay]) -> List[Tuple[torch.Tensor, Optional[torch.Tensor]]]:
+    """Return the buffers that a call writes, each with its value from before; None for a call without a replay."""
+    buffers = written_buffers(call).items()
+    return [(tensor, None if replay is None else replay.before[name]) for name, tensor in buffers]
+
+
+def nothing(operation: Operation) -> bool:
+    """Return that an update which gives gradients alone changes no weights that an operation computes with."""
+    return False

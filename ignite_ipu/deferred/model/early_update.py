@@ -18,6 +18,10 @@ def _stay(reason: str) -> None:
     """Stay with fused updates."""
 
 
+def _stay_as_they_are() -> None:
+    """Restore nothing."""
+
+
 @dataclasses.dataclass(eq=False)
 class EarlyUpdate:
     """An update that ran early, for the value read at a line.
@@ -32,6 +36,7 @@ class EarlyUpdate:
         live: Operations of losses that have yet to go backward, or that went backward and retained their graph: PyTorch
             has it until then, or until the step.
         edits: How often the weights were found to be written by then.
+        restore: Restores the book of buffers from before the update.
     """
 
     line: Line
@@ -42,6 +47,7 @@ class EarlyUpdate:
     made: Sequence[Made] = ()
     live: List[Operation] = dataclasses.field(default_factory=list)
     edits: int = 0
+    restore: Callable[[], None] = _stay_as_they_are
 
     def check_confirmed(self) -> None:
         """Refuse to go on without the `backward()` that the update ran ahead of."""

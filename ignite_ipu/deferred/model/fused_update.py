@@ -380,7 +380,7 @@ class FusedUpdate:
         if USES:
             keep_weights([loop])
         in_update = None if buffers.is_empty else buffers.in_update(operations)
-        restore = None if in_update is None else buffers.state_of(operations)
+        restore = None if in_update is None else buffers.state()
         if in_update is not None:
             buffers.before_update(chosen, loop, None if self.makes_all else self.turn.reach.uses)
         once = Once(loop.session.weights.updates)

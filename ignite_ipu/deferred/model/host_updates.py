@@ -37,7 +37,8 @@ from ignite_ipu.deferred.graph.owners import held_tensors
 from ignite_ipu.deferred.graph.state import Older, Values, trained_in, written_buffers, written_ids
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
 from ignite_ipu.deferred.graph.uses import keep_weights
-from ignite_ipu.deferred.model.buffers import BOOKS, BufferBook, nothing
+from ignite_ipu.deferred.model.buffers import BOOKS, BufferBook
+from ignite_ipu.deferred.model.call_replays import nothing
 from ignite_ipu.deferred.model.kept_weights import KeptWeights
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import average, note_backward
@@ -64,7 +65,7 @@ def _restored_if_failed(book: BufferBook, operations: Sequence[Operation]) -> It
 
     PyTorch has written their buffers in the forward: the host replays the calls.
     """
-    restore, done = book.state_of(operations), [each.done for each in operations]
+    restore, done = book.state(), [each.done for each in operations]
     try:
         yield
     except BaseException:

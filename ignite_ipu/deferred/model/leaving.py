@@ -62,7 +62,7 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
         take_back(update)
         stepped.update(dict.fromkeys(update.gradients.own & books.gradients.all, update.turn.stepped))
     before = loop.updates, _gradients(loop, set(map(id, loop.modes.parameters)))
-    restore = loop.buffers.state_of([operation for loss in loop.updates.pending for operation in loss.operations])
+    restore = loop.buffers.state()
     loop.edits.ignore()
     on_host.optimizers = list(loop.updates.optimizers)
     loop.updates = on_host

@@ -196,6 +196,8 @@ class CapturedModel:
             if not self.continues_a_step(args, kwargs):
                 loop.setup.observer.called(self, recorded=False)
                 loop.session.hooks.follower.check_evaluation()
+                if loop.evaluations.waiting:
+                    loop.evaluations.before_evaluation(self.model)
                 evaluated = functools.partial(loop.evaluation.run, outside=self.outside, left=self.left)
                 if not grad:
                     return evaluated(args, kwargs, self.model, failed=self._failed)
@@ -273,7 +275,7 @@ class CapturedModel:
             return output
 
         with self._as_then(call), torch.no_grad():
-            loop.buffers.before_evaluation(self.name)
+            loop.buffers.before_evaluation(self.name, call)
             loop.evaluation.run(args, kwargs, self.model, show, signature.grad, left=self.left)
         put(signature.left, stored)
         if [tuple(each.shape) for each in found] != [shape.size for shape in signature.shapes]:
