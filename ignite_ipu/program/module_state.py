@@ -80,22 +80,34 @@ REGISTRATIONS = _Registrations()
 
 
 class _RunByPython:
-    """Modules whose code no program has: Python runs it in each call, so no value of it is a constant of a program.
+    """Modules whose code Python runs in each call, so that no value of it is a constant of a program.
 
-    While the `count` is the same, they are, too.
+    Until updates of earlier calls are made, by programs with the code, its values are constants all the same. While the
+    `count` is the same, the modules are, too.
     """
 
     count = 0
 
     def __init__(self) -> None:
         self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._in_programs: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def __contains__(self, module: object) -> bool:
         return isinstance(module, nn.Module) and module in self._modules
 
-    def update(self, added: Iterable[nn.Module] = (), removed: Iterable[nn.Module] = ()) -> None:
-        self._modules.update(added)
-        self._modules.difference_update(removed)
+    def has_no_constants(self, part: object) -> bool:
+        """Return whether a part of a program is such a module, and no program of earlier calls has its code."""
+        return part in self and part not in self._in_programs
+
+    def update(
+        self, added: Iterable[nn.Module] = (), removed: Iterable[nn.Module] = (), in_programs: bool = False
+    ) -> None:
+        """Note modules that Python runs from now on, `in_programs` of earlier calls or not, or `removed` ones."""
+        more, fewer = set(added), set(removed)
+        self._modules.update(more)
+        self._modules.difference_update(fewer)
+        self._in_programs.difference_update(more | fewer)
+        self._in_programs.update(more if in_programs else ())
         self.count += 1
 
 

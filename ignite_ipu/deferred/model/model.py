@@ -158,6 +158,8 @@ class CapturedModel:
 
     def _composed(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Return the result of the model's code, each function of which the loop records, or the host computes."""
+        if self.composed.is_composed and not self.composed.is_apart:
+            self.composed.follow()
         with AssignedInPlace():
             return type(self.model).__mro__[1].__call__(self.model, *args, **kwargs)
 

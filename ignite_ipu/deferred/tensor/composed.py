@@ -7,10 +7,12 @@ runs in each call, as the loop does around it.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from typing import Any, Callable, Iterable, Iterator, Optional
 
 from torch import nn
 
+from ignite_ipu.deferred.graph.operations import Operation
 from ignite_ipu.errors import CaptureError, ForwardError, IPUError, logger
 from ignite_ipu.program.forward.state_before import StateBefore
 from ignite_ipu.program.module_state import RUN_BY_PYTHON
@@ -33,19 +35,23 @@ class ComposedCode:
     Attributes:
         is_composed: Whether it is the loop's from now on.
         may_begin: Whether the settings allow for it where no program can run the code.
+        recorded: Earlier calls, which programs run.
+        is_apart: Whether programs have no constants of the code any more, as no update awaits an earlier call.
     """
 
     def __init__(
         self, model: nn.Module, modules: Callable[[], Iterable[nn.Module]], update: Optional[str] = None
     ) -> None:
-        self.is_composed = False
+        self.is_composed = self.is_apart = False
+        self.recorded: weakref.WeakSet[Operation] = weakref.WeakSet()
         self.may_begin = update in ("auto", "host")
         self._model, self._modules = model, modules
 
     def begin(self, reason: str, remedy: str = "") -> None:
         """Let the code be the loop's, and log the reason and what to do instead."""
         self.is_composed = True
-        RUN_BY_PYTHON.update(added=self._modules())
+        RUN_BY_PYTHON.update(added=self._modules(), in_programs=True)
+        self.follow()
         logger.warning(
             "%s Each function of %s is recorded by itself while weights are trained, and the host computes "
             "evaluations, with a copy of the weights.%s",
@@ -53,6 +59,12 @@ class ComposedCode:
             type(self._model).__name__,
             remedy,
         )
+
+    def follow(self) -> None:
+        """Take the code out of programs, unless an update is still to come of an earlier call."""
+        self.is_apart = all(call.is_spent or call.problem is not None for call in self.recorded)
+        if self.is_apart:
+            RUN_BY_PYTHON.update(added=self._modules())
 
     @contextlib.contextmanager
     def found_out(self, given: Any) -> Iterator[StateBefore]:

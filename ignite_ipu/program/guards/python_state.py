@@ -386,7 +386,11 @@ def parts_of(*called: Any) -> List[Tuple[str, Any]]:
     parts: List[Tuple[str, Any]] = []
     for each in called:
         parts += all_named_modules(each) if isinstance(each, nn.Module) else [("", each)]
-    parts = [(path, each) for path, each in parts if each not in RUN_BY_PYTHON] if RUN_BY_PYTHON.count else parts
+    parts = (
+        [(path, each) for path, each in parts if not RUN_BY_PYTHON.has_no_constants(each)]
+        if RUN_BY_PYTHON.count
+        else parts
+    )
     return [*parts, *[("self", hook) for hooks in _GLOBAL_HOOKS for hook in hooks.values()]]
 
 

@@ -458,3 +458,23 @@ def test_statistics_are_looked_at_for_a_batch_that_is_left_out(update: str) -> N
             found.append(loss.item())
         found.append(copy.deepcopy(model.state_dict()))
     torch.testing.assert_close(seen[update], seen["eager"], rtol=1e-4, atol=1e-5)
+
+
+def test_an_update_is_taken_back_that_leaves_out_a_call() -> None:
+    """It ran for a read of a loss in evaluation mode; gradients need the statistics from before the other call."""
+    seen: List[Any] = []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        model: Any = nn.Sequential(nn.Linear(4, 5, bias=False), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        if captured:
+            ipu_prepare(model, optimizer, config=IPUConfig(update="auto"))
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model.eval()(torch.randn(6, 4)), torch.arange(6) % 3)
+            loss.backward()
+            unused = model.train()(torch.randn(6, 4))
+            seen += [loss.item(), copy.deepcopy(model.state_dict())]
+            optimizer.step()
+        seen.append([unused.detach().clone(), copy.deepcopy(model.state_dict())])
+    torch.testing.assert_close(seen[5:], seen[:5], rtol=1e-4, atol=1e-5)

@@ -212,6 +212,42 @@ def test_an_error_of_its_code_comes_in_the_call_that_has_it() -> None:
     assert run("auto") == run("")
 
 
+class Switched(nn.Sequential):
+    """Reads a value from the moment on at which the loop asks for it."""
+
+    reads = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x)
+        return out * float(out.detach().abs().mean()) if self.reads else out
+
+
+@pytest.mark.parametrize(("update", "accumulates"), [("auto", True), ("auto", False), ("host", False)])
+def test_it_turns_out_in_the_second_call_of_an_update(update: str, accumulates: bool) -> None:
+    """The first call is a program's, with the values that its code has read."""
+
+    def run(update: str) -> List[Any]:
+        torch.manual_seed(0)
+        model = Switched(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if update:
+            ipu_prepare(model, optimizer, config=IPUConfig(update=update))
+        found: List[Any] = []
+        for number in range(4):
+            optimizer.zero_grad()
+            loss: Any = 0
+            for second in range(2):
+                model.reads |= (number, second) == (2, 1)
+                loss = F.cross_entropy(model(torch.randn(6, 4)), torch.arange(6) % 3) + (0 if accumulates else loss)
+                if accumulates or second:
+                    loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found + [each.double().sum().item() for each in model.state_dict().values()]
+
+    assert run(update) == pytest.approx(run(""), rel=1e-4, abs=1e-6)
+
+
 def endless() -> Iterator[float]:
     while True:
         yield from (1.0, 2.0)
