@@ -23,6 +23,7 @@ class Model:
         detaches: Whether its inputs get no gradients.
         lazy: Whether weights are made by the first call.
         evaluation_writes: Whether a call in evaluation mode writes into buffers, too.
+        composed: Whether no program can run its forward, so that a loop runs it function by function.
     """
 
     make: str
@@ -35,6 +36,7 @@ class Model:
     detaches: bool = False
     lazy: bool = False
     evaluation_writes: bool = False
+    composed: bool = False
 
 
 MODELS: Dict[str, Model] = {
@@ -247,6 +249,84 @@ class Net(nn.Module):
         "nn.Sequential(prune.l1_unstructured(nn.Linear(4, 5), 'weight', 0.4), nn.Tanh(), nn.Linear(5, 3))",
         edits=("prune again",),
         parametrized=True,
+    ),
+    "steps counted": Model(
+        "Net()",
+        classes="""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.steps, self.means = 0, []
+
+    def forward(self, x):
+        scores = self.linear(x)
+        if self.training:
+            self.steps += 1
+            self.means = [*self.means[-2:], scores.detach().mean()]
+            scores = scores + 0.01 * sum(self.means)
+        return scores * (1.0 + 0.05 * min(self.steps, 4))
+""",
+        composed=True,
+    ),
+    "deciding": Model(
+        "Net()",
+        classes="""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        y = torch.tanh(self.inside(x))
+        if y[0, 0] > 0:
+            y = y * 0.5
+        return self.head(y) / max(float(self.head.weight.norm()), 0.5)
+""",
+        mixes=True,
+        composed=True,
+    ),
+    "queue": Model(
+        "Net()",
+        classes="""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
+        self.register_buffer("queue", torch.zeros(6, 4))
+        self.register_buffer("pointer", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        y = torch.tanh(self.inside(x))
+        scores = self.head(y + 0.1 * self.queue.mean(0))
+        if self.training:
+            place = int(self.pointer)
+            self.queue[place] = y.detach().mean(0)
+            self.pointer.copy_(torch.tensor((place + 1) % 6))
+        return scores
+""",
+        mixes=True,
+        writes_buffers=True,
+        composed=True,
+    ),
+    "bounded weight": Model(
+        "Net()",
+        classes="""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        with torch.no_grad():
+            for weight in self.inside.parameters():
+                weight.clamp_(-0.3, 0.3)
+        return self.head(torch.tanh(self.inside(x)))
+""",
+        composed=True,
     ),
 }
 

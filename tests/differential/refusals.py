@@ -11,6 +11,7 @@ from tests.differential import parts
 from tests.differential.ingredients import INGREDIENTS
 from tests.differential.program import Program
 
+ENGINES = ("engine", "step", "ignite")
 RMSPROP = ("rmsprop", "rmsprop with momentum", "centered")
 When = Callable[[Program], bool]
 
@@ -57,6 +58,12 @@ REFUSALS: Tuple[Refusal, ...] = (
         "OptimizerError",
         "",
         lambda program: program.optimizer in parts.NO_DEVICE_UPDATE,
+    ),
+    Refusal(
+        "a forward that no program can run, in engines or on the device alone",
+        ".*Error",
+        "",
+        lambda program: parts.MODELS[program.model].composed and (program.front in ENGINES or program.update == "device"),
     ),
     Refusal(
         "replicas that write a buffer",
@@ -120,7 +127,7 @@ REFUSALS: Tuple[Refusal, ...] = (
         "what hooks put into dictionaries, in programs of Ignite's engines",
         "CaptureError|SessionError",
         r"changes Python values in every call.*\((features|seen|kept)",
-        lambda program: program.front in ("engine", "step", "ignite"),
+        lambda program: program.front in ENGINES,
     ),
     Refusal(
         "batch statistics of calls whose gradients are cleared before the update",

@@ -68,8 +68,8 @@ def setup_of(
     return Setup(config, _updates, joined_by_optimizers, postponed, clip_remedy, observer)
 
 
-def _updates(loop: Loop) -> Updates:
-    return HostUpdates(loop) if loop.setup.config.update == "host" else FusedUpdates(loop)
+def _updates(loop: Loop, on_host: bool) -> Updates:
+    return HostUpdates(loop) if on_host or loop.setup.config.update == "host" else FusedUpdates(loop)
 
 
 def captured(model: Any) -> Optional[Loop]:

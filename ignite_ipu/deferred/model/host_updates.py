@@ -300,6 +300,7 @@ class HostUpdates:
     def go_on_from(self, before: Any) -> None:
         if isinstance(before, HostUpdates):
             self.merge(before)
+            self.optimizers, self.training.told = before.optimizers, before.training.told
 
     def forget_programs(self) -> None:
         self.training.forget_program()

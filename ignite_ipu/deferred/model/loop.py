@@ -199,7 +199,7 @@ class Setup:
 
     Attributes:
         config: How programs are compiled.
-        updates: Makes the updates of a loop.
+        updates: Makes the updates of a loop, on the host if they have been so before.
         join: Joins the loops of models that a loss at a line is computed by, and returns those that are left. They
             know their optimizers then.
         postponed: Called when a value is read between backward and `optimizer.step()`: returns why the update cannot
@@ -209,7 +209,7 @@ class Setup:
     """
 
     config: IPUConfig
-    updates: Callable[[Loop], Updates]
+    updates: Callable[[Loop, bool], Updates]
     join: Callable[[Sequence[Any], Line], List[Loop]]
     postponed: Callable[[], Optional[str]] = lambda: None
     clip_remedy: Optional[str] = None
@@ -254,7 +254,7 @@ class Loop:
         self.random_streams = RandomStreams()
         self._begin()
 
-    def _begin(self) -> None:
+    def _begin(self, on_host: bool = False) -> None:
         self.session = session = IPUSession.of(self.module)
         session.trainers.refuse_second()
         asked, config = self._asked_places, self.setup.config
@@ -264,7 +264,7 @@ class Loop:
         self.evaluations = EvaluationBook(session.weights)
         self.buffers = BufferBook(self.modes, self.edits, self.evaluations, session.weights)
         self.evaluation = CapturedEvaluation(session, config, self.places)
-        self.updates = self.setup.updates(self)
+        self.updates = self.setup.updates(self, on_host)
         self.guide(session)
         session.weights.detector.watch_evaluation()
 
@@ -316,7 +316,7 @@ class Loop:
         before.forget_programs()
         self.session.close()
         detector = self.session.weights.detector
-        self._begin()
+        self._begin(before.on_host)
         self.session.weights.detector.inherit(detector)
         within, models = set(map(id, self.module.modules())), self.models
         self.models = []

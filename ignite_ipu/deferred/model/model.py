@@ -125,6 +125,11 @@ class CapturedModel:
     def call(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         outside = self.outside
         if self.composed.is_composed or (outside.count != OWNERS.count and outside.are_captured()):
+            try:
+                self.loop.modes.now()
+            except ReplacedError:
+                if not self._begins_again():
+                    raise
             return self._composed(args, kwargs)
         records = self.model.training and torch.is_grad_enabled()
         answer = self._calls.record if records else self._evaluated
@@ -136,11 +141,8 @@ class CapturedModel:
         except ComposedError:
             result = ComposedError
         except ReplacedError:
-            if not self.loop.begin_again():
+            if not self._begins_again():
                 raise
-            others = self.others_with_buffers()
-            if others:
-                self.loop.setup.join([*others, self], current_line())
             result = answer(args, kwargs)
         except IPUError:
             self._failed.clear()
@@ -155,6 +157,15 @@ class CapturedModel:
             for observer in OBSERVERS:
                 observer.evaluated(self.model, result)
         return result
+
+    def _begins_again(self) -> bool:
+        """Take the model as it is now, of which parts were replaced, and return whether that was possible."""
+        if not self.loop.begin_again():
+            return False
+        others = self.others_with_buffers()
+        if others:
+            self.loop.setup.join([*others, self], current_line())
+        return True
 
     def _composed(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Return the result of the model's code, each function of which the loop records, or the host computes."""
