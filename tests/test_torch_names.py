@@ -16,7 +16,13 @@ import ignite_ipu
 from ignite_ipu import torch_names
 from ignite_ipu.torch_names import NAMES, MissingNameError, Name
 from ignite_ipu.torch_names import lists as over_lists
-from ignite_ipu.torch_names.modules import all_modules, all_named_modules, all_named_parameters, all_parameters
+from ignite_ipu.torch_names.modules import (
+    all_modules,
+    all_named_buffers,
+    all_named_modules,
+    all_named_parameters,
+    all_parameters,
+)
 
 ROOT = Path(ignite_ipu.__file__).parent
 MODULES = sorted(file.stem for file in Path(torch_names.__file__).parent.glob("[a-z]*.py"))
@@ -292,12 +298,13 @@ class _Renamed(nn.Linear):
         return iter(())
 
 
-def test_parameters_are_walked_in_the_order_of_pytorch():
+def test_parameters_and_buffers_are_walked_in_the_order_of_pytorch():
     """Shared ones come once, under their first name; a class that hides its parameters has them all the same."""
     shared, model = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU())
     model.add_module("first", nn.Sequential(shared, nn.BatchNorm1d(2)))
     model.add_module("second", shared)
     assert all_named_parameters(model) == list(model.named_parameters())
     assert all_parameters(model) == list(model.parameters())
+    assert all_named_buffers(model) == list(model.named_buffers())
     hidden = _Renamed(2, 2)
     assert all_named_parameters(hidden) == [("weight", hidden.weight), ("bias", hidden.bias)]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, List, Optional, Tuple, Union
 import torch
 from ignite.engine import Engine
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from ignite_ipu.errors import SessionError, logger
 from ignite_ipu.optimizers.conversion import Conversion
@@ -17,7 +16,7 @@ from ignite_ipu.optimizers.link import check_parameters
 from ignite_ipu.optimizers.shared_memory import refuse_shared_memory
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.step import BatchStep
-from ignite_ipu.program.tensors.raw import named_tensors, plain
+from ignite_ipu.program.tensors.raw import is_lazy, named_tensors, plain
 from ignite_ipu.program.torch_compiled import leave_out_compiler
 from ignite_ipu.session.inference import Inference
 from ignite_ipu.session.job import check_same_weights

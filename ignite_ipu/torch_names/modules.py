@@ -35,6 +35,7 @@ __all__ = [
     "AnyBatchNorm",
     "NormWithStatistics",
     "all_modules",
+    "all_named_buffers",
     "all_named_modules",
     "all_named_parameters",
     "all_parameters",
@@ -128,12 +129,21 @@ def all_modules(model: nn.Module) -> List[nn.Module]:
 
 def all_named_parameters(model: nn.Module) -> List[Tuple[str, nn.Parameter]]:
     """Return the parameters of a module and those in it by name, each once, as `named_parameters()` of `nn.Module`."""
-    found: Dict[int, Tuple[str, nn.Parameter]] = {}
+    return _all_named(model, PARAMETERS)
+
+
+def all_named_buffers(model: nn.Module) -> List[Tuple[str, torch.Tensor]]:
+    """Return the buffers of a module and those in it by name, each once, as `named_buffers()` of `nn.Module`."""
+    return _all_named(model, BUFFERS)
+
+
+def _all_named(model: nn.Module, kind: str) -> List[Tuple[str, Any]]:
+    found: Dict[int, Tuple[str, Any]] = {}
     for path, module in all_named_modules(model):
         prefix = f"{path}." if path else ""
-        for name, parameter in getattr(module, PARAMETERS).items():
-            if parameter is not None:
-                found.setdefault(id(parameter), (prefix + name, parameter))
+        for name, tensor in getattr(module, kind).items():
+            if tensor is not None:
+                found.setdefault(id(tensor), (prefix + name, tensor))
     return [*found.values()]
 
 

@@ -66,6 +66,14 @@ def test_offloading_and_profiling_change_no_weight(example, unpartitioned, tmp_p
     assert len(passes) == 2 * 4 * 10
 
 
+@pytest.fixture
+def few(example, monkeypatch):
+    """Enough digits for a call of each program."""
+    sets = [torch.utils.data.Subset(each, range(240)) for each in example.digits()]
+    monkeypatch.setattr(example, "digits", lambda: sets)
+
+
+@pytest.mark.usefixtures("few")
 def test_batch_sizes_and_device_iterations(example, capsys):
     run(example, "--batch-size", "8", "--device-iterations", "3", "--test-batch-size", "5")
     text = capsys.readouterr().out
@@ -73,6 +81,7 @@ def test_batch_sizes_and_device_iterations(example, capsys):
     assert "x 3 (deviceIterations) = 240 samples per device call" in text
 
 
+@pytest.mark.usefixtures("few")
 def test_debug_prints_poptorchs_log(example, capfd):
     """It names the operators and the IPU of each, and is silent without the flag."""
     logger = logging.getLogger("poptorch::python")

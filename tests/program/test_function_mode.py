@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ignite_ipu.program.function_mode import FunctionContext, FunctionContexts
+from ignite_ipu.program.function_mode import FunctionContext, FunctionContexts, FunctionGuard, FunctionGuards
 
 
 class Replaced(FunctionContext):
@@ -66,3 +66,24 @@ def test_a_call_that_concerns_none_comes_to_none() -> None:
         result = torch.exp(torch.zeros(2))
     torch.testing.assert_close(result, torch.ones(2))
     assert first.calls == second.calls == []
+
+
+class Refused(FunctionGuard):
+    """Refuses one function."""
+
+    def __init__(self, refused: Any) -> None:
+        super().__init__()
+        self.refused = refused
+
+    def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        if func is self.refused:
+            raise ValueError(func.__name__)
+
+
+def test_each_of_several_guards_refuses() -> None:
+    """And functions that none refuses are called."""
+    with FunctionGuards(Refused(torch.sinh), Refused(torch.sin)):
+        torch.testing.assert_close(torch.exp(torch.zeros(2)), torch.ones(2))
+        for func in (torch.sinh, torch.sin):
+            with pytest.raises(ValueError, match=func.__name__):
+                func(torch.zeros(2))

@@ -10,7 +10,6 @@ from typing import Any, ContextManager, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from ignite_ipu.deferred.compiled.host_calls import NO_CONTEXT, HeldBuffers, changed_values
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
@@ -28,10 +27,10 @@ from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.guards.retrace import OperatorRecorder
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.tensors.iterators import with_items
-from ignite_ipu.program.tensors.raw import named_tensors, plain
+from ignite_ipu.program.tensors.raw import is_lazy, named_tensors, plain, table_of
 from ignite_ipu.program.traced_places import changes_in_every_call
 from ignite_ipu.session.session import IPUSession
-from ignite_ipu.torch_names.modules import all_modules
+from ignite_ipu.torch_names.modules import BUFFERS, all_modules, all_named_buffers
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of
 
 
@@ -41,8 +40,8 @@ class _MadeBuffers:
     def __init__(self, model: nn.Module) -> None:
         self._found: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
         # `self.count += 1` registers a buffer again, after the write.
-        self._known = {id(each) for each in model.buffers() if not is_lazy(each)}
-        self._lazy = [each for each in model.modules() if any(map(is_lazy, each.buffers(recurse=False)))]
+        self._known = {id(each) for _, each in all_named_buffers(model) if not is_lazy(each)}
+        self._lazy = [each for each in all_modules(model) if any(map(is_lazy, _own_buffers(each)))]
         self._handles: List[Any] = []
 
     def before_registration(self, module: nn.Module, given: Any) -> None:
@@ -66,13 +65,17 @@ class _MadeBuffers:
         REGISTRATIONS.observe(self)
         for each in self._lazy:
             # After the layer's own, which makes them.
-            hook = each.register_forward_pre_hook(lambda layer, _: self._keep(*layer.buffers(recurse=False)))
+            hook = each.register_forward_pre_hook(lambda layer, _: self._keep(*_own_buffers(layer)))
             self._handles.append(hook)
 
     def __exit__(self, *error: Any) -> None:
         REGISTRATIONS.observers.discard(self)
         for handle in self._handles:
             handle.remove()
+
+
+def _own_buffers(module: nn.Module) -> List[torch.Tensor]:
+    return [each for each in table_of(module, BUFFERS).values() if each is not None]
 
 
 def call_first(
@@ -100,7 +103,7 @@ def call_first(
     """
     before, held = named_tensors(model), HeldBuffers(model)
     lazy = [each for each in before.values() if is_lazy(each)]
-    held_buffers = {path: each for path, each in model.named_buffers() if not is_lazy(each)}
+    held_buffers = {path: each for path, each in all_named_buffers(model) if not is_lazy(each)}
     buffers = {path: plain(each) for path, each in held_buffers.items()}
     values_before = {path: each.clone() for path, each in buffers.items()}
     state = host_random_state()

@@ -69,6 +69,7 @@ from ignite_ipu.torch_names.modules import (
     PARAMETERS,
     NormWithStatistics,
     all_modules,
+    all_named_buffers,
     all_parameters,
     pack_padded_sequence,
 )
@@ -159,7 +160,7 @@ class HeldBuffers:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         # A look into __dict__ in the ordinary way counts as a read of all attributes.
-        found: List[Dict[str, Any]] = [object.__getattribute__(module, "__dict__") for module in model.modules()]
+        found: List[Dict[str, Any]] = [object.__getattribute__(module, "__dict__") for module in all_modules(model)]
         found += [each[BUFFERS] for each in found]
         self._attributes: List[Tuple[Dict[str, Any], Dict[str, Any]]] = [(each, dict(each)) for each in found]
 
@@ -249,7 +250,7 @@ def called_on_host(
     """
     # An access to a weight in the call would download all tensors, buffers too, into their stand-ins for the call.
     weights.to_host()
-    before = {path: plain(buffer).clone() for path, buffer in model.named_buffers()}
+    before = {path: plain(buffer).clone() for path, buffer in all_named_buffers(model)}
     held = HeldBuffers(model)
     buffers: Dict[str, torch.Tensor] = {}
     left_there: Dict[str, torch.Tensor] = {}
@@ -411,7 +412,7 @@ def _read_in(
     The call had `copies` of them, which the recorder has numbered from `first` on.
     """
     used = {memory_of(each) for each in (*recorder.constants, *results) if each.layout is torch.strided}
-    own = dict(model.named_buffers())
+    own = dict(all_named_buffers(model))
     memories = {path: {memory_of(copy), memory_of(plain(own[path]))} for path, copy in copies.items()}
     numbered = enumerate(memories.items(), first)
     return [path for number, (path, each) in numbered if number in recorder.given or not each.isdisjoint(used)]

@@ -44,6 +44,7 @@ from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.tensors.strides import with_strides
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.program.written_buffers import WrittenBuffers
+from ignite_ipu.torch_names.modules import all_named_buffers
 
 
 class Stages(Protocol):
@@ -329,11 +330,11 @@ class CalledStep(ReadyStep):
         with EAGER, guarded(self), ForwardGuard(), in_half(self.half_products):
             for route in self.stages:
                 route.begin()
-            held, buffers = HeldBuffers(self.model), dict(self.model.named_buffers())
+            held, buffers = HeldBuffers(self.model), dict(all_named_buffers(self.model))
             with assignments_written(self.model):
                 output = self._called(functools.partial(self.model, *own.args, **own.kwargs))
             own.check()
-            held.check(buffers, dict(self.model.named_buffers()))
+            held.check(buffers, dict(all_named_buffers(self.model)))
             tensors: List[Any] = []
             self._output[:] = [flatten(output, tensors)]
             found = self.written.beside(tuple(tensors), self.model)

@@ -287,7 +287,7 @@ def _final_loss(losses: Sequence[fx.Node]) -> fx.Node:
             "PyTorch composes of several operators are none: pass them to poptorch.identity_loss."
         )
     candidates = set(losses)
-    for loss in losses:
+    for loss in losses if len(candidates) > 1 else ():
         candidates -= ancestors([loss])
     if len(candidates) > 1:
         names = ", ".join(sorted(node.name for node in candidates))

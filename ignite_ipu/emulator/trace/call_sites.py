@@ -143,11 +143,20 @@ def identifier(name: str) -> str:
 
 def source(excludes: Sequence[str], frames: Optional[Sequence[FrameType]] = None) -> Optional[Tuple[str, int]]:
     """Return file and line of the innermost frame, of all by default, that is the user's own code; None without any."""
-    for frame in _outward(sys._getframe(1)) if frames is None else frames:
-        file = frame.f_code.co_filename
-        if is_users(file) and not any(part in file for part in excludes):
-            return file, frame.f_lineno
+    for frame in frames or ():
+        if _is_own(frame, excludes):
+            return frame.f_code.co_filename, frame.f_lineno
+    outer: Optional[FrameType] = sys._getframe(1) if frames is None else None
+    while outer is not None:  # for each operator of a trace
+        if _is_own(outer, excludes):
+            return outer.f_code.co_filename, outer.f_lineno
+        outer = outer.f_back
     return None
+
+
+def _is_own(frame: FrameType, excludes: Sequence[str]) -> bool:
+    file = frame.f_code.co_filename
+    return is_users(file) and not any(part in file for part in excludes)
 
 
 @functools.lru_cache(maxsize=None)

@@ -11,14 +11,13 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Pro
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from ignite_ipu.errors import ForwardError, listed
 from ignite_ipu.program.forward.module_attributes import SCALARS, ModuleAttributes
 from ignite_ipu.program.forward.randomness import draw_from, host_random_state
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard, written_by
 from ignite_ipu.program.guards.decisions import Decisions
-from ignite_ipu.program.tensors.raw import named_tensors, plain, tensors_of
+from ignite_ipu.program.tensors.raw import is_lazy, named_tensors, plain, tensors_of
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.dispatch import DispatchMode, is_mutable, is_random

@@ -17,7 +17,6 @@ from typing import Any, Container, Dict, List, Optional, Tuple
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from ignite_ipu.program.forward.randomness import (
     GENERATORS,
@@ -30,9 +29,9 @@ from ignite_ipu.program.forward.randomness import (
 )
 from ignite_ipu.program.guards.decisions import Decisions
 from ignite_ipu.program.guards.python_state import named_by
-from ignite_ipu.program.tensors.raw import named_tensors, plain
+from ignite_ipu.program.tensors.raw import is_lazy, named_tensors, plain
 from ignite_ipu.program.tensors.trees import restore_contents
-from ignite_ipu.torch_names.modules import BUFFERS, MODULES, PARAMETERS, all_modules
+from ignite_ipu.torch_names.modules import BUFFERS, MODULES, PARAMETERS, all_modules, all_named_buffers
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of
 
 _TABLES = (PARAMETERS, BUFFERS, MODULES)
@@ -79,7 +78,9 @@ class StateBefore:
         with DisableTorchFunctionSubclass():
             tensors = {name: each for name, each in named_tensors(model).items() if each.layout is torch.strided}
             self._memory = [(each, plain(each)) for each in tensors.values() if not is_lazy(each)]
-            self._values = [(plain(each), plain(each).clone()) for each in model.buffers() if not is_lazy(each)]
+            self._values = [
+                (plain(each), plain(each).clone()) for _, each in all_named_buffers(model) if not is_lazy(each)
+            ]
         self._random = host_random_state()
         self._drawn_from = [*GLOBAL, *iterators]
         self._drawn = list(map(state_of, self._drawn_from))

@@ -6,10 +6,10 @@ from typing import Any, Dict, Iterator, Mapping, Optional, Set, Tuple
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from ignite_ipu.capabilities.traced import COUNTED, NO_FUNCTION, WEIGHT
 from ignite_ipu.errors import ForwardError, SessionError
+from ignite_ipu.program.tensors.raw import is_lazy
 from ignite_ipu.program.traced_places import refusal_at
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.dispatch import DispatchMode, is_mutable, schema_of

@@ -13,8 +13,9 @@ from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Opti
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, all_named_modules, all_parameters
+from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, all_named_buffers, all_named_modules, all_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 # The base class, so that these stay the originals if `torch.Tensor.grad` is replaced.
@@ -45,6 +46,11 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
         return torch.Tensor.detach(tensor)
 
 
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has no shape yet, without a look that a wrapped one takes for an access."""
+    return issubclass(type(tensor), (UninitializedParameter, UninitializedBuffer))
+
+
 def checksum_of(tensor: torch.Tensor) -> int:
     """Return a number that tensors of other values do not have, but by chance."""
     values = plain(tensor).contiguous().reshape(-1).view(torch.uint8)
@@ -70,7 +76,7 @@ def unwrap_tensors(model: nn.Module) -> None:
     For use after a compilation that failed: PopTorch undoes a wrapping only when a compiled program is destroyed, and
     refuses to wrap a wrapped model again.
     """
-    for tensor in (*all_parameters(model), *model.buffers()):
+    for tensor in _tensors(model):
         wrapped = type(tensor)
         if wrapped not in ORDINARY:
             object.__setattr__(tensor, "__class__", wrapped.__mro__[1])
@@ -78,13 +84,17 @@ def unwrap_tensors(model: nn.Module) -> None:
 
 def classes_of(model: nn.Module) -> List[type]:
     """Return the classes of a wrapped model's parameters and buffers, for `put_classes`."""
-    return [type(tensor) for tensor in (*all_parameters(model), *model.buffers())]
+    return [type(tensor) for tensor in _tensors(model)]
 
 
 def put_classes(model: nn.Module, classes: Sequence[type]) -> None:
     """Tie the parameters and buffers of a model to the executor again whose classes these are."""
-    for tensor, tensor_class in zip((*all_parameters(model), *model.buffers()), classes):
+    for tensor, tensor_class in zip(_tensors(model), classes):
         object.__setattr__(tensor, "__class__", tensor_class)
+
+
+def _tensors(model: nn.Module) -> List[torch.Tensor]:
+    return [*all_parameters(model), *[buffer for _, buffer in all_named_buffers(model)]]
 
 
 def table_of(module: nn.Module, kind: str) -> Mapping[str, Any]:

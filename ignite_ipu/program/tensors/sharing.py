@@ -8,8 +8,8 @@ from itertools import compress
 from typing import Callable, Container, Iterable, Iterator, List, Tuple
 
 import torch
-from torch.nn.parameter import is_lazy
 
+from ignite_ipu.program.tensors.raw import is_lazy
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 # Attributes of a weight that is on a device would download it.

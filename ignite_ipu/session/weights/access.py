@@ -20,10 +20,9 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set,
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from ignite_ipu.program.tensors.new_parameters import as_new_parameter, convert_when_marked, makes_parameter
-from ignite_ipu.program.tensors.raw import ACCESS, GRADIENT, ORDINARY, plain
+from ignite_ipu.program.tensors.raw import ACCESS, GRADIENT, ORDINARY, is_lazy, plain
 from ignite_ipu.session.hooks import Gradients, SessionHooks
 from ignite_ipu.session.weights.aliases import Aliases
 from ignite_ipu.torch_names.tensors import COUNT_OF_WRITES, DisableTorchFunctionSubclass, base_of, make_subclass

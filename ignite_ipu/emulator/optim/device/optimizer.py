@@ -281,16 +281,24 @@ def device_values(description: OptimizerDescription, group_of: Mapping[str, Opti
     """
     found: Dict[str, torch.Tensor] = {}
     loss_scaling = description.loss_scaling.value
+    of_group = {group: _variable_entries(description, group) for group in dict.fromkeys(group_of.values())}
     for name, group in group_of.items():
-        values = description.values(group)
         suffix = "default___FLOAT" if group is None else f"specific___{name}"
-        for entry, value, depends_on in _entries(description, values, loss_scaling):
-            hyper_parameters = [description.loss_scaling if p == "loss_scaling" else values.get(p) for p in depends_on]
-            if not all(each.constant for each in hyper_parameters):
-                found[f"{entry}___{suffix}"] = torch.tensor(value, dtype=torch.float32)
+        for entry, value in of_group[group]:
+            found[f"{entry}___{suffix}"] = torch.tensor(value, dtype=torch.float32)
     if not description.loss_scaling.constant:
         found["lossScaling_FLOAT"] = torch.tensor(loss_scaling, dtype=torch.float32)
     return found
+
+
+def _variable_entries(description: OptimizerDescription, group: Optional[int]) -> List[Tuple[str, float]]:
+    """Return the names of the values of a group that can change, with these."""
+    values, scaling = description.values(group), description.loss_scaling
+    return [
+        (entry, value)
+        for entry, value, depends_on in _entries(description, values, scaling.value)
+        if not all((scaling if each == "loss_scaling" else values.get(each)).constant for each in depends_on)
+    ]
 
 
 def _entries(
