@@ -326,6 +326,7 @@ class Net(nn.Module):
                 weight.clamp_(-0.3, 0.3)
         return self.head(torch.tanh(self.inside(x)))
 """,
+        writes_buffers=True,  # or weights, for which the same holds
         composed=True,
     ),
 }

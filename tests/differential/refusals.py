@@ -63,7 +63,15 @@ REFUSALS: Tuple[Refusal, ...] = (
         "a forward that no program can run, in engines or on the device alone",
         ".*Error",
         "",
-        lambda program: parts.MODELS[program.model].composed and (program.front in ENGINES or program.update == "device"),
+        lambda program: (
+            parts.MODELS[program.model].composed and (program.front in ENGINES or program.update == "device")
+        ),
+    ),
+    Refusal(
+        "a loss computed with weights that a later call has written, before it goes backward",
+        "CaptureError|RunError",
+        "with weights that have changed since|were written after that",
+        lambda program: program.model == "bounded weight",
     ),
     Refusal(
         "replicas that write a buffer",
