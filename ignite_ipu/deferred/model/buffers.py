@@ -271,7 +271,7 @@ class BufferBook:
         These were replayed since, or evaluations have written the buffers. The host's values are then the newest,
         unless calls that were not replayed write the same buffers.
         """
-        began, kept = self._began_with(operations)
+        began, kept = _began_with(self, operations)
         self.shared.check(operations)
         left, self._left = self._left, {}
         numbers = self.replays.keys() & {each.number for each in operations if not each.done}
@@ -286,34 +286,6 @@ class BufferBook:
             if not call.done:
                 call.settle(replay.results)
         self.shared.note([*operations, *[call for call, _ in left.values()]])
-
-    def _began_with(
-        self, operations: Sequence[Operation]
-    ) -> Tuple[Dict[int, Tuple[torch.Tensor, torch.Tensor]], Set[int]]:
-        """Return the buffers with which operations began, by `id`, and those of which the host has the newest."""
-        began: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
-        kept: Set[int] = set()
-        if not (self.replays or self._evaluations or self._left):
-            return began, kept
-        # Calls whose values are known are made again, too.
-        every = sorted((each for each in operations if each.model is not None or each.signature.writes), key=by_number)
-        calls = [each for each in every if not each.done]
-        made = {call.number for call in every}
-        others = [(self.waiting[number], self.replays[number]) for number in self.replays.keys() - made]
-        writers: List[Tuple[int, Optional[Line], Sequence[Tuple[torch.Tensor, Optional[torch.Tensor]]]]] = [
-            *[(each.number, None, tuple(each.before.values())) for each in self._evaluations],
-            *[(call.number, call.line, before_replay(call, each)) for call, each in (*others, *self._left.values())],
-        ]
-        reads = [(call, read_buffers(call)) for call in every if writers]
-        writers += [(call.number, call.line, before_replay(call, self.replays.get(call.number))) for call in calls]
-        for number, line, written in sorted(writers, key=lambda writer: writer[0]):
-            for tensor, before in written:
-                if before is None:
-                    kept.discard(id(tensor))
-                elif number in made or is_read_before(number, line, tensor, reads):
-                    began.setdefault(id(tensor), (tensor, before))
-                    kept.add(id(tensor))
-        return began, kept
 
     def settle_unused(self) -> None:
         """Replay the calls that can be part of no update, if possible."""
@@ -344,7 +316,7 @@ class BufferBook:
                         f"replay that call: {problem}. Read values of an update after optimizer.step()."
                     )
                 break
-        began, _ = self._began_with(operations)
+        began, _ = _began_with(self, operations)
         self.shared.check(operations)
         with self.weights.with_others(list(began.values())) if began else contextlib.nullcontext():
             yield
@@ -418,6 +390,35 @@ class BufferBook:
         finally:
             self._is_settling = was_settling
         return None
+
+
+def _began_with(
+    book: BufferBook, operations: Sequence[Operation]
+) -> Tuple[Dict[int, Tuple[torch.Tensor, torch.Tensor]], Set[int]]:
+    """Return the buffers with which operations began, by `id`, and those of which the host has the newest."""
+    began: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
+    kept: Set[int] = set()
+    if not (book.replays or book._evaluations or book._left):
+        return began, kept
+    # Calls whose values are known are made again, too.
+    every = sorted((each for each in operations if each.model is not None or each.signature.writes), key=by_number)
+    calls = [each for each in every if not each.done]
+    made = {call.number for call in every}
+    others = [(book.waiting[number], book.replays[number]) for number in book.replays.keys() - made]
+    writers: List[Tuple[int, Optional[Line], Sequence[Tuple[torch.Tensor, Optional[torch.Tensor]]]]] = [
+        *[(each.number, None, tuple(each.before.values())) for each in book._evaluations],
+        *[(call.number, call.line, before_replay(call, each)) for call, each in (*others, *book._left.values())],
+    ]
+    reads = [(call, read_buffers(call)) for call in every if writers]
+    writers += [(call.number, call.line, before_replay(call, book.replays.get(call.number))) for call in calls]
+    for number, line, written in sorted(writers, key=lambda writer: writer[0]):
+        for tensor, before in written:
+            if before is None:
+                kept.discard(id(tensor))
+            elif number in made or is_read_before(number, line, tensor, reads):
+                began.setdefault(id(tensor), (tensor, before))
+                kept.add(id(tensor))
+    return began, kept
 
 
 def note_made_on_host(book: BufferBook, call: Operation, before: Dict[str, torch.Tensor]) -> None:

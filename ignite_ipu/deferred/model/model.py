@@ -128,7 +128,7 @@ class CapturedModel:
             try:
                 self.loop.modes.now()
             except ReplacedError:
-                if not self._begins_again():
+                if not _begins_again(self):
                     raise
             return self._composed(args, kwargs)
         records = self.model.training and torch.is_grad_enabled()
@@ -141,7 +141,7 @@ class CapturedModel:
         except ComposedError:
             result = ComposedError
         except ReplacedError:
-            if not self._begins_again():
+            if not _begins_again(self):
                 raise
             result = answer(args, kwargs)
         except IPUError:
@@ -157,15 +157,6 @@ class CapturedModel:
             for observer in OBSERVERS:
                 observer.evaluated(self.model, result)
         return result
-
-    def _begins_again(self) -> bool:
-        """Take the model as it is now, of which parts were replaced, and return whether that was possible."""
-        if not self.loop.begin_again():
-            return False
-        others = self.others_with_buffers()
-        if others:
-            self.loop.setup.join([*others, self], current_line())
-        return True
 
     def _composed(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Return the result of the model's code, each function of which the loop records, or the host computes."""
@@ -311,6 +302,16 @@ class CapturedModel:
             )
         with self.loop.modes.at(modes):
             yield
+
+
+def _begins_again(model: CapturedModel) -> bool:
+    """Take a model as it is now, of which parts were replaced, and return whether that was possible."""
+    if not model.loop.begin_again():
+        return False
+    others = model.others_with_buffers()
+    if others:
+        model.loop.setup.join([*others, model], current_line())
+    return True
 
 
 def _called_by_python(model: CapturedModel) -> List[nn.Module]:
