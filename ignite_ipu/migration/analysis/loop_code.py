@@ -69,12 +69,14 @@ class LoopAnalysis(ForwardAnalysis):
         self.modes = Modes(training.file)
 
     def run_loops(self) -> None:
-        """Analyse the code of the module, and each function outside of models with any arguments."""
+        """Analyse the code of the module, and each function outside of models with any arguments.
+
+        One that no loss goes backward in may act for one that does, as the step of an engine for a handler.
+        """
         roots = self.training.host_functions.above(self.training.backward_calls)
-        for each in self.training.host_functions.all:
-            if each in roots:
-                self.past = frozenset()
-                self.call(each, None, (), {})
+        for each in self.training.host_functions.all if roots else ():
+            self.past = frozenset()
+            self.call(each, None, (), {})
         if None not in roots:
             return
         self.past = frozenset()

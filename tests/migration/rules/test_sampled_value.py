@@ -88,3 +88,26 @@ def test_the_mode_that_a_function_sets(findings):
     """
     assert [each.run for each in findings(RULE, code.format("freeze()"))] == [Outcome.OPEN]
     assert [each.run for each in findings(RULE, code.format("pass"))] == [Outcome.REFUSED]
+
+
+def test_the_step_of_an_engine_acts_for_a_handler(lines):
+    """No loss goes backward in it, nor in code that it calls."""
+    code = """
+        import torch
+        from ignite.engine import Engine, Events
+        from torch.distributions import Categorical
+        policy = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.Adam(policy.parameters())
+        kept = []
+        def act(engine, x):
+            chosen = Categorical(logits=policy(x))
+            action = chosen.sample()
+            kept.append((chosen.log_prob(action), env.step(action.item())))
+        trainer = Engine(act)
+        @trainer.on(Events.EPOCH_COMPLETED)
+        def update():
+            optimizer.zero_grad()
+            sum(-probability * reward for probability, reward in kept).backward()
+            optimizer.step()
+    """
+    assert lines(RULE, code) == [10]
