@@ -202,8 +202,8 @@ REFUSALS: Tuple[Refusal, ...] = (
     ),
     Refusal(
         "values of losses whose gradients were dropped",
-        "EarlyReadError",
-        "a value that will never exist: its gradients were dropped",
+        "EarlyReadError|CaptureError",
+        "a value that will never exist: its gradients were dropped|that it was computed with have changed since",
         lambda program: (
             program.accumulation > 1 and ("late zero" not in program.handlers or "model cleared" in program.ingredients)
         ),

@@ -10,7 +10,7 @@ import torch
 from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
 from ignite_ipu.deferred.graph.operations import DIFFERENTIATED, Operation, Value
-from ignite_ipu.deferred.graph.state import Older, Values
+from ignite_ipu.deferred.graph.state import Older, Values, weights_of
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.ahead import losses_ahead, run_ahead
 from ignite_ipu.deferred.model.fused_gradients import FusedGradients
@@ -55,7 +55,8 @@ class FusedWeights:
             self._loop.session.weights.detector.keep([tensor])
 
     def then(self, operation: Operation) -> Optional[Values]:
-        return None if operation.model is not None and self.are_stale(operation) else []
+        computes_with_weights = operation.model is not None or weights_of(operation)
+        return None if computes_with_weights and self.are_stale(operation) else []
 
     def note_changes(self, changed: Sequence[int], before: Optional[Older] = None) -> None:
         """The device changes them."""

@@ -215,6 +215,35 @@ def test_a_loss_of_earlier_weights_is_refused() -> None:
             (F.cross_entropy(model(x), y) + (model[0].weight - earlier).sum()).backward()
 
 
+@pytest.mark.parametrize("update", ["device", "auto"])
+def test_a_dropped_loss_of_weights_that_were_updated_since(update: Any) -> None:
+    """The call's results are known, as it has written statistics; the weight of before is not, on the device alone."""
+
+    def losses(captures: bool) -> List[torch.Tensor]:
+        torch.manual_seed(0)
+        model, scale = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), nn.Parameter(torch.ones(()))
+        optimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.1)
+        if captures:
+            ipu_prepare(optimizer, model, config=IPUConfig(update=update))
+        found = []
+        for x, y in BATCHES[:2]:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x) * scale.exp(), y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            found.append(loss.detach())
+        optimizer.step()
+        return found
+
+    first, last = losses(True)
+    expected = losses(False)
+    torch.testing.assert_close(last.item(), expected[1].item(), rtol=1e-5, atol=1e-6)
+    if update == "device":
+        with pytest.raises(CaptureError, match="have changed since"):
+            first.item()
+    else:
+        torch.testing.assert_close(first.item(), expected[0].item(), rtol=1e-5, atol=1e-6)
+
+
 def test_gradients_of_what_is_no_weight_are_refused() -> None:
     """Of a tensor that only requires them, as soon as they are used."""
     model, optimizer = made(True)
