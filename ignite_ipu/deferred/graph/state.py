@@ -13,7 +13,9 @@ from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, Operation, is_statistic_of
 from ignite_ipu.deferred.graph.owners import Captured, parameter_of
 from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.tensors.raw import plain
+from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.modules import NormWithStatistics
 
 # By functions that write statistics of captured models, these by name.
@@ -93,11 +95,23 @@ def written_buffers(operation: Operation) -> Dict[str, torch.Tensor]:
     model: Any = operation.model
     if model is None:
         return _STATISTICS.get(operation, {})
-    return _buffers_of(model, operation.signature.writes)
+    return _buffers_of(operation, operation.signature.writes)
 
 
-def _buffers_of(model: Any, names: Sequence[str]) -> Dict[str, torch.Tensor]:
+def _buffers_of(call: Operation, names: Sequence[str]) -> Dict[str, torch.Tensor]:
+    """Return those of a call's buffers that have some names.
+
+    Raises:
+        CaptureError: The model has other parts since, and some have gone.
+    """
+    model: Any = call.model
     buffers = dict(model.model.named_buffers()) if names else {}
+    gone = [name for name in names if name not in buffers]
+    if gone:
+        raise CaptureError(
+            f"The call of {model.name} at {call.line} reads or writes {listed(gone)}, and at {current_line()} the "
+            "model has no such buffers any more. Replace, wrap or remove parts of a model after optimizer.step()."
+        )
     return {name: buffers[name] for name in names}
 
 
@@ -121,9 +135,9 @@ def read_buffers(operation: Operation) -> FrozenSet[int]:
     if model is None:
         buffers = (leaf for leaf in operation.leaves if type(leaf) is Input and leaf.is_buffer)
         return frozenset(id(leaf.tensor) for leaf in buffers if not is_statistic_of(leaf, operation))
-    writes = operation.signature.writes
-    names = [each for each in operation.signature.reads if each not in writes or not is_statistic(operation, each)]
-    return frozenset(map(id, _buffers_of(model, names).values()))
+    writes, read = operation.signature.writes, _buffers_of(operation, operation.signature.reads)
+    own = (each for name, each in read.items() if name not in writes or not is_statistic(operation, name))
+    return frozenset(map(id, own))
 
 
 def touched_buffers(operation: Operation) -> FrozenSet[int]:

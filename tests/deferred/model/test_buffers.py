@@ -478,3 +478,15 @@ def test_an_update_is_taken_back_that_leaves_out_a_call() -> None:
             optimizer.step()
         seen.append([unused.detach().clone(), copy.deepcopy(model.state_dict())])
     torch.testing.assert_close(seen[5:], seen[:5], rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_is_wrapped_before_the_update_of_a_call_that_writes_its_buffers() -> None:
+    """PyTorch has the graph of the call; a program has the model as it is now."""
+    model: Any = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 5)), nn.Linear(5, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    ipu_prepare(model, optimizer, config=IPUConfig(update="auto"))
+    loss = F.cross_entropy(model(torch.randn(6, 4)), torch.arange(6) % 3)
+    model[0] = nn.Sequential(model[0], nn.Tanh())
+    loss.backward()
+    with pytest.raises(CaptureError, match=r"0\.weight_u.* has no such buffers any more"):
+        optimizer.step()
