@@ -16,7 +16,7 @@ from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import current_line
-from ignite_ipu.torch_names.modules import NormWithStatistics
+from ignite_ipu.torch_names.modules import NormWithStatistics, all_named_buffers
 
 # By functions that write statistics of captured models, these by name.
 _STATISTICS: weakref.WeakKeyDictionary[Operation, Dict[str, torch.Tensor]] = weakref.WeakKeyDictionary()
@@ -105,7 +105,7 @@ def _buffers_of(call: Operation, names: Sequence[str]) -> Dict[str, torch.Tensor
         CaptureError: The model has other parts since, and some have gone.
     """
     model: Any = call.model
-    buffers = dict(model.model.named_buffers()) if names else {}
+    buffers = dict(all_named_buffers(model.model)) if names else {}
     gone = [name for name in names if name not in buffers]
     if gone:
         raise CaptureError(

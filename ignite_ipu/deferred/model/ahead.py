@@ -93,7 +93,7 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
     back = back if made else None
     edits = loop.session.weights.detector.edits
     leave, line = loop.updates.leave_device, current_line()
-    early = EarlyUpdate(line, bool(losses), back, stepped, leave, list(made.values()), edits=edits, restore=restore)
+    early = EarlyUpdate(line, restore, bool(losses), back, stepped, leave, list(made.values()), edits=edits)
     update.early = early
     for operation, leaves in operands:
         if not operation.live:  # until the step, gradients may flow through it from another loss than the expected one

@@ -18,10 +18,6 @@ def _stay(reason: str) -> None:
     """Stay with fused updates."""
 
 
-def _stay_as_they_are() -> None:
-    """Restore nothing."""
-
-
 @dataclasses.dataclass(eq=False)
 class EarlyUpdate:
     """An update that ran early, for the value read at a line.
@@ -29,6 +25,7 @@ class EarlyUpdate:
     Calling it refuses access to the changed weights and state.
 
     Attributes:
+        restore: Restores the book of buffers from before the update.
         back: The previous state, if the update can be undone.
         stepped: Time of the previous update, by `CLOCK`.
         made: The losses of the update as they were, if they are kept.
@@ -36,10 +33,10 @@ class EarlyUpdate:
         live: Operations of losses that have yet to go backward, or that went backward and retained their graph: PyTorch
             has it until then, or until the step.
         edits: How often the weights were found to be written by then.
-        restore: Restores the book of buffers from before the update.
     """
 
     line: Line
+    restore: Callable[[], None]
     awaited: bool = False
     back: Optional[TakenBack] = None
     stepped: int = 0
@@ -47,7 +44,6 @@ class EarlyUpdate:
     made: Sequence[Made] = ()
     live: List[Operation] = dataclasses.field(default_factory=list)
     edits: int = 0
-    restore: Callable[[], None] = _stay_as_they_are
 
     def check_confirmed(self) -> None:
         """Refuse to go on without the `backward()` that the update ran ahead of."""

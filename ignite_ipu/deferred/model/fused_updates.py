@@ -10,6 +10,7 @@ import torch
 from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
 from ignite_ipu.deferred.graph.operations import DIFFERENTIATED, Operation, Value
+from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.state import Older, Values, weights_of
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.ahead import losses_ahead, run_ahead
@@ -37,6 +38,9 @@ class FusedWeights:
     def __init__(self, loop: Loop, books: Books, kept: Optional[KeptWeights]) -> None:
         self._loop, self._books, self._kept = loop, books, kept
         self.note_call = None if kept is None else kept.note_call
+
+    def awaits(self, model: Captured) -> bool:
+        return self._kept is not None and self._kept.awaits(model)
 
     def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
         if self._kept is None:

@@ -11,6 +11,7 @@ import torch
 
 from ignite_ipu.deferred.compiled.replayed_losses import saved_by
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, by_number
+from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.state import Older, Values, trained_in, weights_of, written_ids
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.loop import Loop
@@ -55,6 +56,11 @@ class KeptWeights:
         if len(self._recorded) > self._most_recorded:
             self._recorded = [each for each in self._recorded if each() is not None]
             self._most_recorded = max(_RECORDED, 2 * len(self._recorded))
+
+    def awaits(self, model: Captured) -> bool:
+        """Return whether an update is still to come of a noted call of a model."""
+        calls = [call for call in [reference() for reference in self._recorded] if call is not None]
+        return any(call.model is model and call.problem is None and not call.is_spent for call in calls)
 
     def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
         """Keep weights that are about to change, or whose memory is about to be replaced, if they may be needed."""

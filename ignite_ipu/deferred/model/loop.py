@@ -79,6 +79,9 @@ class UsedWeights(Protocol):
     def note_call(self) -> Optional[Callable[[Operation], None]]:
         """Notes a call of a model that was recorded; None if no weights are kept for calls."""
 
+    def awaits(self, model: Captured) -> bool:
+        """Return whether an update is still to come of a noted call of a model."""
+
     def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
         """Note that tensors are about to be written, or that weights are to be frozen if there are none."""
 

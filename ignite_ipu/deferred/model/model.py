@@ -79,7 +79,8 @@ class CapturedModel:
         self._failed: Dict[str, torch.Tensor] = {}
         self.left = LeftPlaces()
         self._calls = RecordedCalls(self, self._failed)
-        self.composed = ComposedCode(model, functools.partial(_called_by_python, self), setup.config.update)
+        of_self = functools.partial(_called_by_python, self), functools.partial(_awaits_update, self)
+        self.composed = ComposedCode(model, *of_self, setup.config.update)
         self.outside = OutsideTensors(model, self.composed)
         self._tensors: Dict[str, torch.Tensor] = {}
         (Loop(model, [model], setup) if loop is None else loop).adopt(self)
@@ -302,6 +303,10 @@ class CapturedModel:
             )
         with self.loop.modes.at(modes):
             yield
+
+
+def _awaits_update(model: CapturedModel) -> bool:
+    return model.loop.updates.weights.awaits(model)
 
 
 def _begins_again(model: CapturedModel) -> bool:

@@ -82,8 +82,6 @@ class RecordedCalls:
         note_call = loop.updates.weights.note_call
         if note_call is not None:
             note_call(operation)
-        if self._model.composed.may_begin:
-            self._model.composed.recorded.add(operation)
         if signature.writes:
             loop.buffers.record(operation, new=True)
         results = deferred_results(operation)

@@ -7,12 +7,10 @@ runs in each call, as the loop does around it.
 from __future__ import annotations
 
 import contextlib
-import weakref
 from typing import Any, Callable, Iterable, Iterator, Optional
 
 from torch import nn
 
-from ignite_ipu.deferred.graph.operations import Operation
 from ignite_ipu.errors import CaptureError, ForwardError, IPUError, logger
 from ignite_ipu.program.forward.state_before import StateBefore
 from ignite_ipu.program.module_state import RUN_BY_PYTHON
@@ -29,23 +27,26 @@ class ComposedCode:
     Args:
         model: The model.
         modules: Returns the modules whose code is the loop's, then: it, and those in it that are not captured.
+        awaits: Returns whether an update is still to come of an earlier call, which a program makes.
         update: The kind of updates that the settings of the loop name. With "device", a forward that no program can run
             is refused.
 
     Attributes:
         is_composed: Whether it is the loop's from now on.
         may_begin: Whether the settings allow for it where no program can run the code.
-        recorded: Earlier calls, which programs run.
         is_apart: Whether programs have no constants of the code any more, as no update awaits an earlier call.
     """
 
     def __init__(
-        self, model: nn.Module, modules: Callable[[], Iterable[nn.Module]], update: Optional[str] = None
+        self,
+        model: nn.Module,
+        modules: Callable[[], Iterable[nn.Module]],
+        awaits: Callable[[], bool],
+        update: Optional[str] = None,
     ) -> None:
         self.is_composed = self.is_apart = False
-        self.recorded: weakref.WeakSet[Operation] = weakref.WeakSet()
         self.may_begin = update in ("auto", "host")
-        self._model, self._modules = model, modules
+        self._model, self._modules, self._awaits = model, modules, awaits
 
     def begin(self, reason: str, remedy: str = "") -> None:
         """Let the code be the loop's, and log the reason and what to do instead."""
@@ -62,7 +63,7 @@ class ComposedCode:
 
     def follow(self) -> None:
         """Take the code out of programs, unless an update is still to come of an earlier call."""
-        self.is_apart = all(call.is_spent or call.problem is not None for call in self.recorded)
+        self.is_apart = not self._awaits()
         if self.is_apart:
             RUN_BY_PYTHON.update(added=self._modules())
 
