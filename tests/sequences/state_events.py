@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import io
-from typing import Any, Dict
+from typing import Any, Dict, List, Tuple
 
 import torch
+from torch import nn
+from torch.nn.utils import parametrize, prune
 
 from tests.sequences.player import Player, X, Y
 
@@ -207,3 +209,49 @@ def optimizer_state_scaled(player: Player, which: int) -> None:
 
 def optimizer_state_cleared(player: Player, which: int) -> None:
     player.optimizer(which).state.clear()
+
+
+def wrap_layer(player: Player, which: int) -> None:
+    """Put an activation behind a layer, as a part of the model in its place."""
+    for part, name, layer in _layer(player, which):
+        setattr(part, name, nn.Sequential(layer, nn.Tanh()))
+
+
+def new_layer(player: Player, which: int) -> None:
+    """Put a new layer in the place of one, and give its weights to an optimizer."""
+    for part, name, layer in _layer(player, which):
+        new = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None)
+        player.optimizer(which).add_param_group({"params": list(new.parameters()), "lr": 0.02})
+        player.parameters += new.parameters()
+        setattr(part, name, new)
+
+
+def prune_layer(player: Player, which: int) -> None:
+    for _, _, layer in _layer(player, which):
+        prune.l1_unstructured(layer, "weight", amount=0.3)  # type: ignore[no-untyped-call]
+
+
+def parametrize_layer(player: Player, which: int) -> None:
+    for _, _, layer in _layer(player, which):
+        parametrize.register_parametrization(layer, "weight", nn.Tanh())
+
+
+def restore_layers(player: Player, which: int) -> None:
+    """Make parameters of the weights that masks and parametrizations compute."""
+    for part in [part for module in player.modules for part in module.modules()]:
+        if parametrize.is_parametrized(part):
+            parametrize.remove_parametrizations(part, "weight")
+        elif hasattr(part, "weight_mask"):
+            prune.remove(part, "weight")  # type: ignore[no-untyped-call]
+
+
+def _layer(player: Player, which: int) -> List[Tuple[nn.Module, str, nn.Linear]]:
+    """Return a linear layer with the module and the name that it has there; none if the world has none."""
+    found = [
+        (part, name, child)
+        for module in player.modules
+        for part in module.modules()
+        for name, child in part.named_children()
+        if type(child) is nn.Linear
+    ]
+    return [found[which % len(found)]] if found else []

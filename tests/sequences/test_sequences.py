@@ -325,6 +325,19 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         ),
         # Updates move to the host between two functions of weights of one loss.
         ("Parts", ("SGD",), "another:2 forward backward_in_evaluation:6 backward step", "same"),
+        # Parts of the model are replaced between a loss and its update, and while it has gradients of before.
+        ("Buffers", ("AdamW",), "forward backward new_layer look step zero_grad forward backward step", "same"),
+        ("Penalty", ("RMSprop",), "zero_grad forward write_data:2 new_layer:7 backward", "same"),
+        ("TwoModels", ("SGD", "AdamW"), "step zero_grad forward backward new_layer:6 step", "same"),
+        ("TwoModels", ("SGD", "SGD"), "forward new_layer:6 backward", "same"),
+        ("Adversaries", ("AdamW", "AdamW"), "forward forward step zero_grad forward new_layer:1 backward", "same"),
+        ("Penalty", ("Adam",), "step zero_grad forward parametrize_layer:5 forward sum_of_losses", "same"),
+        ("Parametrized", ("SGD",), "forward backward step zero_grad restore_layers forward backward step", "same"),
+        # The loop calls the parts of a model, and the model never.
+        ("Parts", ("Adam",), "forward backward step zero_grad new_layer:1 forward backward step", "same"),
+        # A module with two names is pruned, and a model whose code is the loop's gets another part.
+        ("Tied", ("SGD",), "step zero_grad prune_layer forward backward step", "same"),
+        ("Skipping", ("RMSprop",), "step zero_grad parametrize_layer:5 forward backward step", "same"),
     ],
 )
 def test_state_that_was_found_wrong(world: str, kinds: Tuple[str, ...], events: str, kind: str) -> None:

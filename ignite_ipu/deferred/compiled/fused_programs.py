@@ -95,22 +95,6 @@ class FusedPrograms(TrainingPrograms):
                 self._reach = self._last, traced, found
         return self._reached[1]
 
-    def reached_before(self, losses: Optional[Sequence[Loss]] = None) -> FrozenSet[int]:
-        """Return the same for a model of which tensors or modules were replaced since.
-
-        They are found with the previous tensors. Where the new modules do not compute with these, as with those of
-        another shape, they are all that were trained.
-        """
-        tape = self.tape if losses is None else Tape(losses)
-        if tape is None:
-            return frozenset()
-        try:
-            with self.session.weights.held.put_back():
-                return self.reached(losses)
-        except Exception as error:  # whatever the code of other modules raises
-            logger.info("Gradients of before weights were replaced are taken to be of all trained ones: %s", error)
-            return _trained_in(tape)
-
     def forget_losses(self) -> None:
         """Let go of the losses of the last update, whose gradients were cleared."""
         self.tape, self._reached = None, ((), frozenset())

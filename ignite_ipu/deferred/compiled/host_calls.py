@@ -224,6 +224,20 @@ class HostCall(NamedTuple):
         return CallSignature(None, *given, left=self.left, evaluates=evaluates, returned=returned, reads=reads)
 
 
+def _called_with(model: nn.Module, buffers: Dict[str, torch.Tensor], own: GivenArguments) -> Any:
+    """Return the result of a model with other buffers; `buffers` has those in their places afterwards.
+
+    Each place gets its buffer once: PyTorch would leave it there if a module has several names.
+    """
+    first = {id(buffer): path for path, buffer in all_named_buffers(model)}
+    paths = {name: first[id(buffer)] for name, buffer in named_tensors(model, BUFFERS).items()}
+    given = {name: buffers[path] for name, path in paths.items()}
+    try:
+        return torch.func.functional_call(model, given, own.args, own.kwargs, tie_weights=False)
+    finally:
+        buffers.update({path: given[path] for path in buffers})
+
+
 def called_on_host(
     model: nn.Module,
     structure: Structure,
@@ -307,8 +321,7 @@ def called_on_host(
         with FunctionGuards(guard, GradientHookGuard()), operands, recorder:
             call = functools.partial(model, *own.args, **own.kwargs)
             if left_there:
-                # It stores there the tensor that it finds in the place of each buffer afterwards.
-                call = functools.partial(torch.func.functional_call, model, left_there, own.args, own.kwargs)
+                call = functools.partial(_called_with, model, left_there, own)
             with torch.set_grad_enabled(differentiated is not None):
                 output = called_beside(places or (), call)
         if reads is not None and reads.refusal is not None:

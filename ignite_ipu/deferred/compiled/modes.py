@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Container, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Container, ContextManager, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from torch import nn
 from ignite_ipu.deferred.graph.leaves import weights_among
 from ignite_ipu.deferred.graph.modes_then import ModesThen
 from ignite_ipu.deferred.graph.operations import Operation
-from ignite_ipu.deferred.graph.owners import CODES, parameter_of
+from ignite_ipu.deferred.graph.owners import CODES, ReplacedError, parameter_of
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.tensor.stored_values import bring_stored
 from ignite_ipu.errors import CaptureError, listed
@@ -30,10 +30,6 @@ _MOST_MOMENTS = 16
 _NO_VALUES = SavedAttributes([])
 
 
-class ReplacedError(CaptureError):
-    """A model that has other weights than when it was captured."""
-
-
 class Modes:
     """The modes of one model, or of a part of a `whole` one, exact at every call.
 
@@ -42,7 +38,10 @@ class Modes:
 
     Attributes:
         holds_awaited: Whether the code may read tensors that stand for values which were still to come.
+        since: The moment, by `CLOCK`, since which the model consists of its parts; 0 for those that it began with.
     """
+
+    since = 0
 
     def __init__(self, model: nn.Module, weights: Weights, whole: Optional[nn.Module] = None) -> None:
         self._model, self._whole = model, whole or model
@@ -107,6 +106,10 @@ class Modes:
             self._moments = [found, *self._moments[: _MOST_MOMENTS - 1]]
         return found
 
+    def with_parts_of_before(self) -> ContextManager[None]:
+        """Return a context in which the model consists of its parts of before some were replaced, if they were."""
+        return self._weights.held.put_back()
+
     @contextlib.contextmanager
     def at(self, then: ModesThen) -> Iterator[None]:
         """Have modules in training and evaluation mode, and their Python values, as they were, in the `with` block."""
@@ -122,12 +125,12 @@ class Modes:
 
     def lost(self, then: ModesThen) -> Optional[str]:
         """Return in words the changes since a moment that `at` cannot undo, or None."""
-        now = self.now()
-        if _differ(now, then):
-            with self.at(then):
-                again = self.now()
-            if _differ(again, then):
-                return then._replace(training=again.training, trained=again.trained, calls=()).difference(again)
+        with self.with_parts_of_before():
+            if _differ(self.now(), then):
+                with self.at(then):
+                    again = self.now()
+                if _differ(again, then):
+                    return then._replace(training=again.training, trained=again.trained, calls=()).difference(again)
         return None
 
     def are(self, then: ModesThen) -> bool:
@@ -218,7 +221,7 @@ class Modes:
                 continue
             changed = [each for each, *flags in zip(parts, modes.trained, now) if flags[0] != flags[1]]
             if own is not None and operation.model is not None:
-                changed = [each for each in changed if id(each) in own and id(each) in operation.model.parameter_ids()]
+                changed = [each for each in changed if id(each) in own and id(each) in operation.model.parameter_ids]
             if changed:
                 raise _frozen_between("the model was called", operation, loss)
 
@@ -241,6 +244,17 @@ def _frozen_between(what: str, operation: Operation, loss: Loss) -> CaptureError
 def _differ(now: ModesThen, then: ModesThen) -> bool:
     """Return whether Python values or modules differ."""
     return (now.names, now.values, now.parts) != (then.names, then.values, then.parts)
+
+
+def refuse_earlier(modes: Modes, operations: Iterable[Operation]) -> None:
+    """Refuse to go backward through operations that were made before parts of the model were replaced."""
+    for operation in operations:
+        if operation.number <= modes.since and not operation.done:
+            raise CaptureError(
+                f"A loss is computed at {operation.line}, and parts of the model were replaced, added or removed after "
+                f"that, before its gradients are used at {current_line()}: the calls of one update are one program. "
+                "Change the model after optimizer.step()."
+            )
 
 
 def refuse_replaced(weights: Weights, model: nn.Module) -> None:

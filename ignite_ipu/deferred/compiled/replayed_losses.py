@@ -160,18 +160,18 @@ def _called(
     """Return the result of a model with copies of its parameters, and of its buffers after the previous calls."""
     assert operation.model is not None
     model, (args, kwargs) = operation.model.model, unflatten(operation.signature.structure, leaves)
-    # Each tensor of each module by one name: PyTorch would leave a copy there if a module has several.
-    tensors = named_tensors(model)
-    # A buffer that a previous call has written is copied again, since gradients of that call may need it.
-    copies = {id(each): buffers.get(id(each), torch.Tensor.detach(each)).clone() for each in tensors.values()}
-    buffers.update(copies)
-    given = {name: trained.get(id(each), copies[id(each)]) for name, each in tensors.items()}
     modes = operation.signature.modes
-    if modes is not None:
-        frozen = {id(each) for each, is_trained in zip(modes.of.parameters, modes.trained) if not is_trained}
-        pairs = [(name, given[name]) for name, each in tensors.items() if id(each) in frozen]
-        given.update({name: copy.detach() for name, copy in pairs if copy.requires_grad})
-    with EAGER, modes.of.at(modes) if modes is not None else contextlib.nullcontext():
+    with EAGER, modes.put_back() if modes is not None else contextlib.nullcontext():
+        # Each tensor of each module by one name: PyTorch would leave a copy there if a module has several.
+        tensors = named_tensors(model)
+        # A buffer that a previous call has written is copied again, since gradients of that call may need it.
+        copies = {id(each): buffers.get(id(each), torch.Tensor.detach(each)).clone() for each in tensors.values()}
+        buffers.update(copies)
+        given = {name: trained.get(id(each), copies[id(each)]) for name, each in tensors.items()}
+        if modes is not None:
+            frozen = {id(each) for each, is_trained in zip(modes.of.parameters, modes.trained) if not is_trained}
+            pairs = [(name, given[name]) for name, each in tensors.items() if id(each) in frozen]
+            given.update({name: copy.detach() for name, copy in pairs if copy.requires_grad})
         call = functools.partial(torch.func.functional_call, model, given, args, kwargs, tie_weights=False)
         result = called_beside(operation.signature.left, call)
     # PyTorch stores the buffers there that the call has assigned.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Dict, FrozenSet, Iterator, Optional, Sequence, Tuple
 
-from ignite_ipu.deferred.compiled.modes import Modes
+from ignite_ipu.deferred.compiled.modes import Modes, refuse_earlier
 from ignite_ipu.deferred.compiled.statistics import refuse_later_statistics
 from ignite_ipu.deferred.compiled.update import CompiledUpdate
 from ignite_ipu.deferred.graph.leaves import Input, weights_among
@@ -44,6 +44,8 @@ class UpdateModes:
         """
         if last is None or last.graph is not batches[0].graph:
             refuse_later_statistics(losses)
+        if self._modes.since:
+            refuse_earlier(self._modes, [operation for batch in batches for operation in batch.operations])
         first: Optional[Operation] = None
         modes: Optional[ModesThen] = None
         calls = [call for batch in batches for call in batch.operations if call.model is not None]
@@ -83,7 +85,7 @@ class UpdateModes:
         called: Dict[int, Operation] = {}
         for operation in [operation for batch in batches for operation in batch.operations]:
             if operation.model is not None:
-                called.update(dict.fromkeys(operation.model.parameter_ids(), operation))
+                called.update(dict.fromkeys(operation.model.parameter_ids, operation))
                 continue
             for leaf in weights_among(operation.leaves):
                 if own is None or id(leaf.tensor) in own:
@@ -166,7 +168,7 @@ class UpdateModes:
 def _trained_at(call: Operation, then: ModesThen, own: Optional[FrozenSet[int]]) -> Iterator[Tuple[int, bool]]:
     """Yield the ids of the parameters of the model that is called, and whether each was trained, of an optimizer's."""
     assert call.model is not None
-    ids = frozenset(call.model.parameter_ids())
+    ids = frozenset(call.model.parameter_ids)
     for each, flag in zip(then.of.parameters, then.trained):
         if id(each) in ids and (own is None or id(each) in own):
             yield id(each), flag
@@ -182,4 +184,4 @@ def _frozen(first: Operation, second: Operation) -> CaptureError:
 
 def _has_weights_of(own: FrozenSet[int], call: Operation) -> bool:
     assert call.model is not None
-    return not own.isdisjoint(call.model.parameter_ids())
+    return not own.isdisjoint(call.model.parameter_ids)

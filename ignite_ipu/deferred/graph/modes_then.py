@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Hashable, Iterator, List, Mapping, NamedTuple, Tuple
 
 from ignite_ipu.program.guards.saved_attributes import SavedAttributes
@@ -27,6 +28,12 @@ class ModesThen(NamedTuple):
     parts: List[Any]
     attributes: SavedAttributes
     calls: Tuple[ModesThen, ...] = ()
+
+    @contextlib.contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Have the model consist of the parts, and be in the modes, of this moment, for a call on the host."""
+        with self.of.with_parts_of_before(), self.of.at(self):
+            yield
 
     def agrees_with(self, other: ModesThen) -> bool:
         """Return whether they are equal; of moments of two models, whether the modules that both have are."""

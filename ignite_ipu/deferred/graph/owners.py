@@ -8,12 +8,18 @@ from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Prot
 import torch
 from torch import nn
 
+from ignite_ipu.errors import CaptureError
 from ignite_ipu.optimizers.step_hooks import replaced_method
+from ignite_ipu.program.module_tables import CHANGES
 from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.tensors.sharing import address_of
 from ignite_ipu.program.user_code import Line
 from ignite_ipu.torch_names.modules import all_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, base_of, sharers_of
+
+
+class ReplacedError(CaptureError):
+    """A model that has other weights than when it was captured."""
 
 
 class LoopReads(Protocol):
@@ -43,6 +49,7 @@ class CapturedLoop(Protocol):
     def name(self) -> str: ...
     def backward(self, loss: Any) -> None: ...
     def note_write(self, tensors: Sequence[torch.Tensor]) -> None: ...
+    def take_replaced(self) -> None: ...
     @property
     def reads(self) -> LoopReads: ...
 
@@ -52,6 +59,7 @@ class Captured(Protocol):
 
     model: nn.Module
     path: str
+    parameter_ids: Sequence[int]
 
     @property
     def loop(self) -> CapturedLoop: ...
@@ -59,7 +67,6 @@ class Captured(Protocol):
     def name(self) -> str: ...
     def follow(self, loop: Any) -> None: ...
     def release(self) -> None: ...
-    def parameter_ids(self) -> Sequence[int]: ...
     def owns(self, name: str, tensor: torch.Tensor) -> bool: ...
     def beside(self, weights: Sequence[torch.Tensor]) -> Captured: ...
     def called_with(self, call: Any, tensors: Sequence[torch.Tensor]) -> Any: ...
@@ -104,6 +111,10 @@ CODES: weakref.WeakSet[ModelCode] = weakref.WeakSet()
 """The code of all captured models."""
 
 
+_LOOSE: Dict[int, int] = {}
+"""By `id`, the weights that no captured model had at the last look, and the count of changes of tables then."""
+
+
 def own(model: Captured, tensors: Mapping[str, torch.Tensor]) -> None:
     """Let a captured model own tensors, by their names, as long as it lives; of tied ones the first name counts."""
     OWNERS.count += 1
@@ -129,10 +140,33 @@ def capture_held(weights: Sequence[torch.Tensor]) -> bool:
     return any(optimizer.__dict__[WATCH].capture(weights) for optimizer in holding)
 
 
+def take_replaced(used: torch.Tensor) -> None:
+    """Have the loop of a weight take its models as they are now if parts of these were replaced, before it is used.
+
+    A loop may call the parts of a model, and the model never.
+
+    Raises:
+        ReplacedError: That is not possible.
+    """
+    found = parameter_of(used)
+    if found is not None:
+        found[0].loop.take_replaced()
+    elif _LOOSE.get(id(used)) != CHANGES.count:
+        for owner in _owners():
+            if any(each is used for each in all_parameters(owner.model)):
+                owner.loop.take_replaced()
+        _LOOSE[id(used)] = CHANGES.count
+
+
+def _owners() -> List[Captured]:
+    """Return the captured models that have tensors."""
+    models = [reference() for reference, _ in list(OWNED.values())]
+    return list({id(model): model for model in models if model is not None}.values())
+
+
 def owned_tensors(but: Optional[nn.Module] = None) -> Iterator[Tuple[Captured, str, torch.Tensor]]:
     """Yield the parameters and buffers of all captured models `but` one, with their names there."""
-    models = {id(model): model for model in [reference() for reference, _ in list(OWNED.values())] if model is not None}
-    for model in [each for each in models.values() if each.model is not but]:
+    for model in [each for each in _owners() if each.model is not but]:
         for name, tensor in named_tensors(model.model).items():
             yield model, name, tensor
 

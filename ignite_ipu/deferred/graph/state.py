@@ -58,7 +58,7 @@ class Older:
 def weights_of(operation: Operation) -> FrozenSet[int]:
     """Return the ids of the parameters and buffers that an operation computes with."""
     if operation.model is not None and operation.signature.modes is not None:
-        return frozenset(itertools.chain(operation.model.parameter_ids(), touched_buffers(operation)))
+        return frozenset(itertools.chain(operation.model.parameter_ids, touched_buffers(operation)))
     leaves = (leaf for leaf in operation.leaves if type(leaf) is Input and leaf.parameter is not None)
     return frozenset(id(leaf.tensor) for leaf in leaves)
 

@@ -15,7 +15,6 @@ from typing import Any, Callable, Container, Dict, Iterator, List, NamedTuple, O
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.statistics import refuse_later_statistics
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, by_number
 from ignite_ipu.deferred.graph.owners import CapturedLoop
@@ -64,9 +63,9 @@ class BufferBook:
         weights: The places of the models' weights and buffers.
     """
 
-    def __init__(self, modes: Modes, edits: WeightEdits, unknown: EvaluationBook, weights: Weights) -> None:
+    def __init__(self, edits: WeightEdits, unknown: EvaluationBook, weights: Weights) -> None:
         self._edits, self._unknown, self.weights = edits, unknown, weights
-        self._calls = CallReplays(modes, edits, weights)
+        self._calls = CallReplays(edits, weights)
         self.waiting: Dict[int, Operation] = {}
         self.replays: Dict[int, Replay] = {}
         self.shared = SharedBuffers(self.waiting, self.replays)

@@ -6,7 +6,6 @@ from typing import Any, Container, Dict, List, NamedTuple, Optional, Sequence, T
 
 import torch
 
-from ignite_ipu.deferred.compiled.modes import Modes, ReplacedError
 from ignite_ipu.deferred.graph.operations import NORM, Operation, replayed, shown_input
 from ignite_ipu.deferred.graph.state import written_buffers
 from ignite_ipu.deferred.graph.structure import unflatten
@@ -35,8 +34,8 @@ class Replay(NamedTuple):
 class CallReplays:
     """Replays calls of captured models that are trained together."""
 
-    def __init__(self, modes: Modes, edits: WeightEdits, weights: Weights) -> None:
-        self._modes, self._edits, self._weights = modes, edits, weights
+    def __init__(self, edits: WeightEdits, weights: Weights) -> None:
+        self._edits, self._weights = edits, weights
         self._has_told = False
 
     def problem_of(self, call: Operation, passed: Container[int], older: bool) -> Optional[str]:
@@ -47,12 +46,6 @@ class CallReplays:
             older: Whether the host has the weights from before the last writes.
         """
         then = call.signature.modes
-        try:
-            self._modes.now()
-            if then is not None:
-                then.of.now()  # that of the model alone, if it was called before it was joined with others
-        except ReplacedError:
-            return "weights or buffers of the model were replaced since"
         if call.number in passed:
             return "weights have changed since"
         lost = None if then is None else then.of.lost(then)
@@ -93,8 +86,7 @@ class CallReplays:
         model, then = call.model.model, call.signature.modes
         args, kwargs = unflatten(call.signature.structure, leaves)
         loop.session.weights.to_host()
-        then.of.now()
-        with then.of.at(then):
+        with then.put_back():
             with EAGER, without_generation_cache(all_modules(model)), torch.no_grad(), DisableTorchFunctionSubclass():
                 with assignments_written(model):
                     return called_beside(call.signature.left, lambda: model(*args, **kwargs))

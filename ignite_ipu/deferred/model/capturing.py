@@ -12,7 +12,7 @@ from ignite_ipu.deferred.model.capturing_class import CAPTURE, capturing_class
 from ignite_ipu.deferred.model.fused_updates import FusedUpdates
 from ignite_ipu.deferred.model.host_updates import HostUpdates
 from ignite_ipu.deferred.model.joined import join, joined_by_optimizers
-from ignite_ipu.deferred.model.loop import Loop, Setup, Updates
+from ignite_ipu.deferred.model.loop import Loop, Setup, Updates, has_no_updates
 from ignite_ipu.deferred.model.model import CapturedModel, owner_of
 from ignite_ipu.deferred.tensor.stored_values import follow_stored
 from ignite_ipu.program.config import IPUConfig
@@ -93,7 +93,7 @@ def owners_of(tensors: Iterable[torch.Tensor]) -> Set[CapturedModel]:
 
 def _is_part(loop: Loop, model: nn.Module) -> bool:
     """Return whether a model has all models of a loop, none of which was trained."""
-    return loop.has_no_updates and all(_is_within(part.model, model) for part in loop.models)
+    return has_no_updates(loop) and all(_is_within(part.model, model) for part in loop.models)
 
 
 def _is_within(part: nn.Module, whole: nn.Module) -> bool:

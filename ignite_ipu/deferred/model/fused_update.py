@@ -385,8 +385,9 @@ class FusedUpdate:
             buffers.before_update(chosen, loop, None if self.makes_all else self.turn.reach.uses)
         once = Once(loop.session.weights.updates)
         try:
-            with self.being_made(), contextlib.nullcontext() if in_update is None else in_update:
-                made = self._run(losses, chosen)
+            with loop.modes.with_parts_of_before(), self.being_made():
+                with contextlib.nullcontext() if in_update is None else in_update:
+                    made = self._run(losses, chosen)
         except BaseException as error:
             self.fail(losses, error, once, restore)
             raise

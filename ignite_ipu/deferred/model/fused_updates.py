@@ -23,9 +23,12 @@ from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.once import UpdateMadeError
 from ignite_ipu.deferred.model.processes import note_backward
 from ignite_ipu.deferred.tensor.inputs import gradients_return, refuse_differentiated
+from ignite_ipu.deferred.tensor.lost_gradients import lose
 from ignite_ipu.errors import CaptureError, OptimizerError
+from ignite_ipu.program.tensors.raw import plain, set_gradient
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.data_parallel import Reducer
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
 class FusedWeights:
@@ -238,7 +241,8 @@ class FusedUpdates:
         if self.standby is None:
             raise CaptureError(f"{reason} {ON_THE_HOST}") if error is None else error
         self._loop.steady = None
-        leave_device(self._loop, self.books, self.standby, reason)
+        with self._loop.modes.with_parts_of_before():
+            leave_device(self._loop, self.books, self.standby, reason)
 
     def merge(self, other: Any) -> None:
         self._loop.steady = None
@@ -284,11 +288,19 @@ def _go_on(now: FusedUpdate, before: FusedUpdate) -> None:
     for entry in before.gradients.entries:
         if entry.exists:
             line = entry.losses[-1].line if entry.losses else entry.used
-            reached = before.training.reached_before(entry.losses or None)
+            given = entry.given | before.training.reached(entry.losses or None)
+            why = f"the gradients are those of {line}, before weights of the model were replaced"
             for mine in book.within(entry.ids & left):
-                mine.used, mine.zeros, mine.given = line, entry.zeros, entry.given | (reached & mine.ids)
+                mine.used, mine.zeros, mine.given = line, entry.zeros, given & mine.ids
                 if line is not None:
-                    mine.unknown = f"the gradients are those of {line}, before weights of the model were replaced"
+                    mine.unknown = why
+            gone = [each for each in before.training.modes.parameters if id(each) in (entry.ids & given) - left]
+            if line is not None:
+                lose(gone, f"At {current_line()} its parameter is no part of the model any more, and {why}.")
+                continue
+            with DisableTorchFunctionSubclass():
+                for each in gone:
+                    set_gradient(each, torch.zeros_like(plain(each)))
     if before.gradients.pending:
         before.discard("weights of the model were replaced")
     state = before.training.stream.read()

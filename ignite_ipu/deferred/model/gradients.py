@@ -68,8 +68,9 @@ class Entry:
 
 def losses_of(entries: Sequence[Entry]) -> Sequence[Loss]:
     """Return the losses that entries have gradients of, each once."""
-    first, *others = entries
-    return list(dict.fromkeys(loss for entry in entries for loss in entry.losses)) if others else first.losses
+    if len(entries) == 1:
+        return entries[0].losses
+    return list(dict.fromkeys(loss for entry in entries for loss in entry.losses))
 
 
 class GradientBook:

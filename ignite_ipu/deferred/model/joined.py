@@ -7,6 +7,7 @@ each stays the object that the user calls.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import List, Optional, Sequence
 
@@ -38,13 +39,16 @@ def join(loops: Sequence[Loop]) -> Loop:
             loop.updates.leave_device(f"Models are joined at {current_line()}, after {why} one.")
         # A model that was trained alone goes on together with the others.
         loop.updates.forget_programs()
-    module = JoinedModels(tops)
-    requests = {
-        loop.module.get_submodule(path): request for loop in loops for path, request in loop.places.requests.items()
-    }
-    places = {name: requests[top] for name, top in module.named_children() if top in requests}
-    joined = Loop(module, tops, first.setup, places)
-    joined.merge(loops)
+    with contextlib.ExitStack() as stack:
+        for loop in loops:
+            stack.enter_context(loop.modes.with_parts_of_before())
+        module = JoinedModels(tops)
+        requests = {
+            loop.module.get_submodule(path): request for loop in loops for path, request in loop.places.requests.items()
+        }
+        places = {name: requests[top] for name, top in module.named_children() if top in requests}
+        joined = Loop(module, tops, first.setup, places)
+        joined.merge(loops)
     return joined
 
 

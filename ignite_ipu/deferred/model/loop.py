@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import (
     TYPE_CHECKING,
@@ -21,12 +22,12 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
-from ignite_ipu.deferred.compiled.modes import Modes
+from ignite_ipu.deferred.compiled.modes import Modes, refuse_replaced
 from ignite_ipu.deferred.compiled.places import Places
 from ignite_ipu.deferred.compiled.random_streams import RandomStreams
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.events import IGNORING, CaptureObserver
-from ignite_ipu.deferred.graph.operations import Operation, Value
+from ignite_ipu.deferred.graph.operations import CLOCK, Operation, Value
 from ignite_ipu.deferred.graph.owners import Captured, release_optimizer
 from ignite_ipu.deferred.graph.state import Older, Values
 from ignite_ipu.deferred.graph.step_graph import Loss
@@ -36,7 +37,7 @@ from ignite_ipu.deferred.model.evaluations import EvaluationBook
 from ignite_ipu.deferred.model.following import LoopFollower, Withheld
 from ignite_ipu.deferred.model.host_reads import HostReads
 from ignite_ipu.deferred.model.waiting import settle_sharing
-from ignite_ipu.errors import logger
+from ignite_ipu.errors import EarlyReadError, logger
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.hooks import Gradients
@@ -265,7 +266,7 @@ class Loop:
         self.modes = Modes(self.module, session.weights)
         self.edits = WeightEdits(session.weights)
         self.evaluations = EvaluationBook(session.weights)
-        self.buffers = BufferBook(self.modes, self.edits, self.evaluations, session.weights)
+        self.buffers = BufferBook(self.edits, self.evaluations, session.weights)
         self.evaluation = CapturedEvaluation(session, config, self.places)
         self.updates = self.setup.updates(self, on_host)
         self.guide(session)
@@ -283,11 +284,6 @@ class Loop:
         return str(getattr(self.module, "joined_names", type(self.module).__name__))
 
     @property
-    def has_no_updates(self) -> bool:
-        """True if no model of it was trained, by itself or together with others."""
-        return self.now is self and not (self.updates.pending or self.updates.is_ahead or self.updates.has_trained)
-
-    @property
     def compilations(self) -> int:
         """Number of training programs that were compiled."""
         return sum(programs.compilations.count for programs in self.updates.programs)
@@ -303,10 +299,14 @@ class Loop:
         """Take the models as they are now, with the optimizers' state there is; returns whether that was possible.
 
         Loops make layers in a model's first call, put another head on it for another task, and prune it, again and
-        again. Between the losses of an update and the update that is refused.
+        again. Between the losses of an update and the update, gradients come to the host first.
         """
+        if not self.updates.is_known and self.updates.may_leave:
+            self.updates.leave_device(f"Parts of {self.name} were replaced between backward() and the step.")
         before = self.updates
         self.evaluations.before_weights_change()
+        with contextlib.suppress(EarlyReadError):
+            self.buffers.before_read()
         if not (before.is_known and self.buffers.is_settled):
             return False
         if any(programs.prepared for programs in before.programs):
@@ -320,6 +320,7 @@ class Loop:
         self.session.close()
         detector = self.session.weights.detector
         self._begin(before.on_host)
+        self.modes.since = CLOCK.now
         self.session.weights.detector.inherit(detector)
         within, models = set(map(id, self.module.modules())), self.models
         self.models = []
@@ -330,6 +331,11 @@ class Loop:
                 model.release()
         self.updates.go_on_from(before)
         return True
+
+    def take_replaced(self) -> None:
+        """Begin again if parts of the models were replaced; raise a ReplacedError if that is not possible."""
+        if self.session.weights.held.is_replaced and not self.begin_again():
+            refuse_replaced(self.session.weights, self.module)
 
     def merge(self, others: Sequence[Loop]) -> None:
         """Take over the models and the books of other loops, whose modules are in this one's."""
@@ -394,6 +400,12 @@ class Loop:
                 model.release()
 
 
+def has_no_updates(loop: Loop) -> bool:
+    """Return whether no model of a loop was trained, by itself or together with others."""
+    updates = loop.updates
+    return loop.now is loop and not (updates.pending or updates.is_ahead or updates.has_trained)
+
+
 def is_untrained(loop: Loop) -> bool:
     """Return whether a loop has one model, and nothing was trained, by this model or together with others."""
-    return len(loop.models) == 1 and loop.has_no_updates
+    return len(loop.models) == 1 and has_no_updates(loop)

@@ -16,7 +16,6 @@ from torch import nn
 
 from ignite_ipu.capabilities.gradients import GRADIENTS_ON_THE_HOST
 from ignite_ipu.deferred.compiled.host_calls import called_on_host
-from ignite_ipu.deferred.compiled.modes import ReplacedError
 from ignite_ipu.deferred.events import OBSERVERS
 from ignite_ipu.deferred.graph.call_signatures import CallSignature
 from ignite_ipu.deferred.graph.operations import Operation, Value, shown_input
@@ -24,6 +23,7 @@ from ignite_ipu.deferred.graph.owners import (
     OPTIMIZERS,
     OWNERS,
     WATCH,
+    ReplacedError,
     held_by,
     held_parameters,
     held_tensors,
@@ -64,6 +64,7 @@ class CapturedModel:
     Attributes:
         loop: The loop that trains it, alone or together with others.
         path: Where in the loop's module this one is.
+        parameter_ids: The ids of its parameters when the loop began with it.
         tables: The count of changes of tables of tensors when the model was last found to have its own weights.
         composed: Whether its code is the loop's.
         outside: The tensors outside of the model that its code computes with.
@@ -83,12 +84,14 @@ class CapturedModel:
         self.composed = ComposedCode(model, *of_self, setup.config.update)
         self.outside = OutsideTensors(model, self.composed)
         self._tensors: Dict[str, torch.Tensor] = {}
+        self.parameter_ids: Sequence[int] = ()
         (Loop(model, [model], setup) if loop is None else loop).adopt(self)
 
     def follow(self, loop: Loop) -> None:
         """Be a model of a loop from now on."""
         self.loop = loop
         (self.path,) = [name for name, module in loop.module.named_modules() if module is self.model]
+        self.parameter_ids = list(map(id, all_parameters(self.model)))
         if any(top is self.model for top in loop.tops):
             self._tensors = named_tensors(self.model)
             own(self, {name: each for name, each in self._tensors.items() if parameter_of(each) is None})
@@ -109,9 +112,6 @@ class CapturedModel:
     def name(self) -> str:
         return type(self.model).__name__
 
-    def parameter_ids(self) -> Sequence[int]:
-        return [id(parameter) for parameter in all_parameters(self.model)]
-
     def owns(self, name: str, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is the model's parameter or buffer of this name."""
         return self._tensors.get(name) is tensor
@@ -124,13 +124,17 @@ class CapturedModel:
         return found
 
     def call(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        try:
+            return self._called(args, kwargs)
+        except ReplacedError:
+            if not _begins_again(self):
+                raise
+        return self._called(args, kwargs)
+
+    def _called(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         outside = self.outside
         if self.composed.is_composed or (outside.count != OWNERS.count and outside.are_captured()):
-            try:
-                self.loop.modes.now()
-            except ReplacedError:
-                if not _begins_again(self):
-                    raise
+            self.loop.modes.now()
             return self._composed(args, kwargs)
         records = self.model.training and torch.is_grad_enabled()
         answer = self._calls.record if records else self._evaluated
@@ -141,10 +145,6 @@ class CapturedModel:
             result = answer(args, kwargs)
         except ComposedError:
             result = ComposedError
-        except ReplacedError:
-            if not _begins_again(self):
-                raise
-            result = answer(args, kwargs)
         except IPUError:
             self._failed.clear()
             raise
@@ -197,7 +197,7 @@ class CapturedModel:
         """Return the result of a call without gradients or in evaluation mode, recorded if weights may be trained."""
         grad, loop = torch.is_grad_enabled(), self.loop
         trains = grad and not self.is_frozen and is_held(self.model)
-        if not (trains or (grad and self._asks(args, kwargs))):
+        if not (trains or (grad and _asks(self.loop, args, kwargs))):
             if not self.continues_a_step(args, kwargs):
                 loop.setup.observer.called(self, recorded=False)
                 loop.session.hooks.follower.check_evaluation()
@@ -211,14 +211,6 @@ class CapturedModel:
             if not (grad or self.is_frozen):
                 raise not_frozen(self)
         return self._calls.record(args, kwargs)
-
-    def _asks(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
-        """Return whether gradients of arguments may be asked for, which come to the host."""
-        updates = self.loop.updates
-        if not (updates.on_host or updates.may_leave):
-            return False
-        with DisableTorchFunctionSubclass():
-            return any(tensor.requires_grad for tensor in leaves_in((args, kwargs)))
 
     def _shown(self, arguments: Any, output: Any) -> Any:
         """Return the output of an inference program, which requires gradients if arguments do."""
@@ -291,18 +283,26 @@ class CapturedModel:
     def _as_then(self, call: Operation) -> Iterator[None]:
         """Have modules in the modes that they were in at a call, in the `with` block."""
         modes = call.signature.modes
-        if modes is None or modes.of is not self.loop.modes:
+        if modes is None:
             yield
             return
-        lost = self.loop.modes.lost(modes)
+        lost = modes.of.lost(modes)
         if lost is not None:
             raise CaptureError(
                 f"A value is read at {current_line()} of the call of {self.name} at {call.line}, whose update "
                 f"has not run. The host cannot compute it any more: {lost}. Read it before that, or after "
                 "optimizer.step()."
             )
-        with self.loop.modes.at(modes):
+        with modes.put_back():
             yield
+
+
+def _asks(loop: Loop, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
+    """Return whether gradients of arguments may be asked for, which come to the host."""
+    if not (loop.updates.on_host or loop.updates.may_leave):
+        return False
+    with DisableTorchFunctionSubclass():
+        return any(tensor.requires_grad for tensor in leaves_in((args, kwargs)))
 
 
 def _awaits_update(model: CapturedModel) -> bool:

@@ -86,7 +86,7 @@ class Reach:
             return False, False
         known = self._calls.get((signature, model))
         if known is None:
-            ids = self.own.intersection(model.parameter_ids())
+            ids = self.own.intersection(model.parameter_ids)
             trains = any(trained and id(each) in ids for each, trained in zip(modes.of.parameters, modes.trained))
             known = self._calls[signature, model] = bool(ids), trains
         return known

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from ignite_ipu.capabilities.gradients import GRADIENTS_ON_THE_HOST
 from ignite_ipu.deferred.graph.leaves import Input, Shape
 from ignite_ipu.deferred.graph.operations import DIFFERENTIATED, Operation
-from ignite_ipu.deferred.graph.owners import parameter_of
+from ignite_ipu.deferred.graph.owners import parameter_of, take_replaced
 from ignite_ipu.deferred.graph.signatures import arguments_of
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import refuse_sparse
@@ -40,6 +40,8 @@ def is_weight(tensor: Any) -> bool:
 
 def input_of(tensor: torch.Tensor, line: Line) -> Input:
     """Return the reference of a recorded operation to a tensor of the host, which may be a weight."""
+    if is_watched(type(tensor)):
+        take_replaced(tensor)
     found = parameter_of(tensor)
     if found is not None:
         model, name = found

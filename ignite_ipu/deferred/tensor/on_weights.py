@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 import torch
 
 from ignite_ipu.deferred.graph.operations import USES
-from ignite_ipu.deferred.graph.owners import CapturedLoop, parameter_of
+from ignite_ipu.deferred.graph.owners import CapturedLoop, ReplacedError, parameter_of
 from ignite_ipu.deferred.graph.structure import leaves_in
 from ignite_ipu.deferred.graph.uses import keep_weights
 from ignite_ipu.deferred.tensor.deferred_values import all_values, resolved
@@ -60,6 +60,8 @@ def record_on_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: D
     with DisableTorchFunctionSubclass():
         try:
             return RECORDER.recorded(func, args, kwargs)
+        except ReplacedError:
+            raise
         except CaptureError:  # its result is unknown without values
             return NotImplemented
 

@@ -7,9 +7,8 @@ wraps classes of its own, which are taken off and put on again here.
 
 from __future__ import annotations
 
-import contextlib
 import zlib
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -119,26 +118,3 @@ def tensors_of(modules: Sequence[Tuple[str, nn.Module]], *kinds: str) -> Dict[st
                 if tensor is not None:
                     found[f"{prefix}.{name}" if prefix else name] = tensor
     return found
-
-
-@contextlib.contextmanager
-def with_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Put earlier parameters and buffers back under their names in the `with` block, where others have replaced them.
-
-    PopTorch copies weights by name into the tensors of the model. Tensors of a removed module are left out.
-    """
-    changed = []
-    modules = dict(all_named_modules(model)) if tensors else {}
-    for path, tensor in tensors.items():
-        prefix, _, name = path.rpartition(".")
-        if prefix in modules:
-            table = modules[prefix].__dict__[PARAMETERS if isinstance(tensor, nn.Parameter) else BUFFERS]
-            if table.get(name) is not tensor:
-                changed.append((table, dict(table)))
-                table[name] = tensor
-    try:
-        yield
-    finally:
-        for table, before in reversed(changed):
-            table.clear()
-            table.update(before)

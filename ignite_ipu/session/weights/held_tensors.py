@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from ignite_ipu.program.module_tables import CHANGES, follow_tables
-from ignite_ipu.program.tensors.raw import named_tensors, with_tensors
+from ignite_ipu.program.tensors.raw import named_tensors
+from ignite_ipu.session.weights.parts import Parts
 from ignite_ipu.torch_names.modules import buffers_of, modules_of, parameters_of
 
 
@@ -67,6 +68,14 @@ class HeldTensors:
         tables = [table(module) for module in modules for table in (parameters_of, buffers_of, modules_of)]
         self._places = [(at, name, id(entry)) for at, table in enumerate(tables) for name, entry in table.items()]
         self._entries = [entry for table in tables for entry in table.values()]  # so that each id stays its own
+        self._is_replaced = model is not None and bool(self.replaced(model))
+        if model is not None and not self._is_replaced:
+            self._parts = Parts(model)
+
+    @property
+    def is_replaced(self) -> bool:
+        """True if the model has other tensors than at first."""
+        return bool(self.changes) and self._is_replaced
 
     def replaced(self, model: nn.Module) -> List[str]:
         """Return the names of parameters and buffers that are not the ones that the model had at first."""
@@ -83,13 +92,12 @@ class HeldTensors:
         return {name: place[id(tensor)] for name, tensor in named if id(tensor) in place}
 
     def put_back(self) -> ContextManager[None]:
-        """Return a context in which the model has its first tensors, where others have replaced them.
+        """Return a context in which the model consists of the parts of before its tensors were replaced, if they were.
 
-        Those that came in the meantime are on no device.
+        Calls that were recorded then are computed with these, and PopTorch copies weights into them by name. Tensors
+        that came in the meantime are on no device.
         """
-        model = self._model()
-        changed = {} if not self.changes else self._named
-        return contextlib.nullcontext() if model is None else with_tensors(model, changed)
+        return self._parts.put_back() if self.is_replaced else contextlib.nullcontext()
 
 
 def _differing(before: Dict[str, torch.Tensor], now: Dict[str, torch.Tensor]) -> List[str]:
