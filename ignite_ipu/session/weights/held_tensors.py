@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import ContextManager, Dict, List
+from typing import ContextManager, Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -28,6 +28,7 @@ class HeldTensors:
     def __init__(self, model: nn.Module) -> None:
         self._model, self._named = weakref.ref(model), named_tensors(model)
         self._changes = 0
+        self._places: Optional[List[Tuple[int, str, int]]] = None
         self.names: List[str] = list(self._named)
         self.tensors: List[torch.Tensor] = list(self._named.values())
         self._beside: weakref.WeakKeyDictionary[nn.Module, Dict[str, torch.Tensor]] = weakref.WeakKeyDictionary()
@@ -53,24 +54,29 @@ class HeldTensors:
     def changes(self) -> int:
         """The number of times so far that tensors or modules were found to be added, replaced or removed."""
         if self._seen != CHANGES.count:
-            before = self._places
-            self._look()
-            self._changes += self._places != before
+            self._changes += self._look()
         return self._changes
 
-    def _look(self) -> None:
-        """Note the tensors and modules that are in the tables of all modules, and follow these tables."""
+    def _look(self) -> bool:
+        """Note the tensors and modules that are in the tables of all modules; returns whether they are others.
+
+        The tables are followed from then on.
+        """
         model = self._model()
         beside = [part for step in self._beside for name, part in modules_of(step).items() if name != "model" and part]
         modules = [] if model is None else [each for part in (model, *beside) for each in part.modules()]
         follow_tables(modules)
         self._seen = CHANGES.count
         tables = [table(module) for module in modules for table in (parameters_of, buffers_of, modules_of)]
-        self._places = [(at, name, id(entry)) for at, table in enumerate(tables) for name, entry in table.items()]
+        places = [(at, name, id(entry)) for at, table in enumerate(tables) for name, entry in table.items()]
+        if places == self._places:
+            return False
+        self._places = places
         self._entries = [entry for table in tables for entry in table.values()]  # so that each id stays its own
         self._is_replaced = model is not None and bool(self.replaced(model))
         if model is not None and not self._is_replaced:
             self._parts = Parts(model)
+        return True
 
     @property
     def is_replaced(self) -> bool:
