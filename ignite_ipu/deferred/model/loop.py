@@ -344,6 +344,7 @@ class Loop:
             self.buffers.merge(other.buffers)
             self.evaluations.merge(other.evaluations)
             self.random_streams.merge(other.random_streams)
+            self.modes.since = max(self.modes.since, other.modes.since)
             self.updates.merge(other.updates)
             other.session.close()
             self.session.weights.detector.inherit(other.session.weights.detector)
