@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
-from ignite_ipu.deferred.compiled.modes import Modes, refuse_replaced
+from ignite_ipu.deferred.compiled.modes import Modes, refuse_earlier, refuse_replaced
 from ignite_ipu.deferred.compiled.places import Places
 from ignite_ipu.deferred.compiled.random_streams import RandomStreams
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
@@ -360,6 +360,8 @@ class Loop:
                 self.updates.leave_device(f"Weights of {other.name} are, and a loss is computed with them and others.")
 
     def backward(self, loss: Loss) -> None:
+        if self.modes.since:
+            refuse_earlier(self.modes, loss.operations)
         self.updates.backward(loss)
         if self.setup.observer is not IGNORING:
             self.setup.observer.went_backward(self)
