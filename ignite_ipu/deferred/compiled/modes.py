@@ -93,6 +93,8 @@ class Modes:
                 self.holds_awaited |= any(type(each) in AWAITED and not is_left_behind(each) for each in objects)
             attributes = _NO_VALUES if then is None else then.attributes
             now = ModesThen(self, training, trained, state.names, values, state.parts, attributes)
+            if then is None or then.parts != now.parts:
+                self._weights.held.keep_parts()
             self._then = then if then == now else self._moment(now)
         assert self._then is not None
         return self._then

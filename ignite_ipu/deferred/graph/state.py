@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import weakref
@@ -104,8 +105,12 @@ def _buffers_of(call: Operation, names: Sequence[str]) -> Dict[str, torch.Tensor
     Raises:
         CaptureError: The model has other parts since, and some have gone.
     """
+    if not names:
+        return {}
     model: Any = call.model
-    buffers = dict(all_named_buffers(model.model)) if names else {}
+    modes = call.signature.modes
+    with contextlib.nullcontext() if modes is None else modes.of.with_parts_of_before():
+        buffers = dict(all_named_buffers(model.model))
     gone = [name for name in names if name not in buffers]
     if gone:
         raise CaptureError(
