@@ -88,8 +88,15 @@ class FusedPrograms(TrainingPrograms):
             if among is not None and among.isdisjoint(trained):
                 # Frozen before the losses, which may depend on them otherwise.
                 return frozenset()
-            with tape.rewound():
-                found = reached_by(tape.losses, [each for each in self.modes.parameters if id(each) in trained])
+            try:
+                with tape.rewound():
+                    found = reached_by(tape.losses, [each for each in self.modes.parameters if id(each) in trained])
+            except Exception as error:
+                if not self.session.weights.held.is_replaced:
+                    raise
+                # Whatever code of the model raises that was made for its new parts.
+                logger.info("Gradients of before weights were replaced are taken to be of all trained ones: %s", error)
+                return trained
             self._reached = list(tape.losses), found
             if losses is None:
                 self._reach = self._last, traced, found

@@ -229,13 +229,13 @@ def _called_with(model: nn.Module, buffers: Dict[str, torch.Tensor], own: GivenA
 
     Each place gets its buffer once: PyTorch would leave it there if a module has several names.
     """
-    first = {id(buffer): path for path, buffer in all_named_buffers(model)}
-    paths = {name: first[id(buffer)] for name, buffer in named_tensors(model, BUFFERS).items()}
-    given = {name: buffers[path] for name, path in paths.items()}
+    first = {id(buffer): buffers.get(path) for path, buffer in all_named_buffers(model)}
+    every = {name: first[id(buffer)] for name, buffer in named_tensors(model, BUFFERS).items()}
+    given = {name: buffer for name, buffer in every.items() if buffer is not None}
     try:
         return torch.func.functional_call(model, given, own.args, own.kwargs, tie_weights=False)
     finally:
-        buffers.update({path: given[path] for path in buffers})
+        buffers.update({path: given[path] for path in buffers.keys() & given.keys()})
 
 
 def called_on_host(
