@@ -331,7 +331,7 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         ("TwoModels", ("SGD", "AdamW"), "step zero_grad forward backward new_layer:6 step", "same"),
         ("TwoModels", ("SGD", "SGD"), "forward new_layer:6 backward", "same"),
         ("Adversaries", ("AdamW", "AdamW"), "forward forward step zero_grad forward new_layer:1 backward", "same"),
-        ("Penalty", ("Adam",), "step zero_grad forward parametrize_layer:5 forward sum_of_losses", "same"),
+        ("Penalty", ("Adam",), "step zero_grad forward parametrize_layer:5 forward sum_of_losses", "refused"),
         ("Parametrized", ("SGD",), "forward backward step zero_grad restore_layers forward backward step", "same"),
         ("Adversaries", ("Adam", "AdamW"), "zero_grad forward prune_layer:3 backward", "refused"),
         # The loop calls the parts of a model, and the model never.

@@ -248,10 +248,15 @@ def _differ(now: ModesThen, then: ModesThen) -> bool:
     return (now.names, now.values, now.parts) != (then.names, then.values, then.parts)
 
 
+def is_earlier(modes: Modes, operation: Operation) -> bool:
+    """Return whether an operation that has yet to be computed was made before parts of the model were replaced."""
+    return operation.number <= modes.since and not operation.done
+
+
 def refuse_earlier(modes: Modes, operations: Iterable[Operation]) -> None:
     """Refuse to go backward through operations that were made before parts of the model were replaced."""
     for operation in operations:
-        if operation.number <= modes.since and not operation.done:
+        if is_earlier(modes, operation):
             raise CaptureError(
                 f"A loss is computed at {operation.line}, and parts of the model were replaced, added or removed after "
                 f"that, before its gradients are used at {current_line()}: the calls of one update are one program. "

@@ -9,6 +9,7 @@ import torch
 
 from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
+from ignite_ipu.deferred.compiled.modes import is_earlier
 from ignite_ipu.deferred.graph.operations import DIFFERENTIATED, Operation, Value
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.state import Older, Values, weights_of
@@ -69,6 +70,8 @@ class FusedWeights:
         """The device changes them."""
 
     def are_stale(self, call: Operation) -> bool:
+        if is_earlier(self._loop.modes, call):
+            return True
         late = [update for update in self._books.updates if update.turn.stepped >= call.number and not call.done]
         return any(update.turn.reach.uses(call) for update in late)
 

@@ -160,10 +160,10 @@ class HostGradients:
 
     def computed(self, loss: Loss, asked: Optional[Sequence[torch.Tensor]] = None) -> Gradients:
         """Have the device compute gradients of a loss, at least those `asked` for, unless a read of its value has."""
-        with self._loop.modes.with_parts_of_before():
-            return self._computed(loss, asked)
-
-    def _computed(self, loss: Loss, asked: Optional[Sequence[torch.Tensor]]) -> Gradients:
+        held = self._loop.session.weights.held
+        if held.is_replaced:
+            with held.put_back():
+                return self.computed(loss, asked)
         self._loop.edits.look()
         if self._kept.mixes(loss):
             return self._of_mixture(loss, trained_in(loss) if asked is None else frozenset(map(id, asked)))

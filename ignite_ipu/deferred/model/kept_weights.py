@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
+from ignite_ipu.deferred.compiled.modes import is_earlier
 from ignite_ipu.deferred.compiled.replayed_losses import saved_by
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, by_number
 from ignite_ipu.deferred.graph.owners import Captured
@@ -142,10 +143,14 @@ class KeptWeights:
 
     def are_stale(self, call: Operation) -> bool:
         """Return whether weights that a call used have changed since."""
+        if is_earlier(self._loop.modes, call):
+            return True  # the weights of that time were kept for the parts of before
         return not call.done and any(self._changed.get(key, 0) >= call.number for key in weights_of(call))
 
     def then(self, operation: Operation) -> Optional[Values]:
         """Return the weights that have changed since an operation used them, as they were; None if some are lost."""
+        if is_earlier(self._loop.modes, operation):
+            return None
         if self._loop.edits.older:
             self.follow_edits()
         values: Values = []

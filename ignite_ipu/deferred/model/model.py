@@ -123,28 +123,26 @@ class CapturedModel:
         self.tables = CHANGES.count if found else NEVER
         return found
 
-    def call(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        try:
-            return self._called(args, kwargs)
-        except ReplacedError:
-            if not _begins_again(self):
-                raise
-        return self._called(args, kwargs)
-
-    def _called(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    def call(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], begins: bool = True) -> Any:
+        """Return the result of the model; `begins` allows the loop to begin again with other parts of it."""
         outside = self.outside
-        if self.composed.is_composed or (outside.count != OWNERS.count and outside.are_captured()):
-            self.loop.modes.now()
-            return self._composed(args, kwargs)
         records = self.model.training and torch.is_grad_enabled()
         answer = self._calls.record if records else self._evaluated
         try:
-            if WAITING or self.loop.modes.holds_awaited:
-                self.loop.modes.now()  # the tensors that the code reads are known then
-                bring_waiting(self.loop.modes)
-            result = answer(args, kwargs)
+            if self.composed.is_composed or (outside.count != OWNERS.count and outside.are_captured()):
+                self.loop.modes.now()
+                result = ComposedError
+            else:
+                if WAITING or self.loop.modes.holds_awaited:
+                    self.loop.modes.now()  # the tensors that the code reads are known then
+                    bring_waiting(self.loop.modes)
+                result = answer(args, kwargs)
         except ComposedError:
             result = ComposedError
+        except ReplacedError:
+            if not (begins and _begins_again(self)):
+                raise
+            return self.call(args, kwargs, begins=False)
         except IPUError:
             self._failed.clear()
             raise

@@ -90,7 +90,9 @@ class HeldTensors:
     @property
     def is_replaced(self) -> bool:
         """True if the model has other tensors than at first."""
-        return bool(self.changes) and self._is_replaced
+        if self._seen != CHANGES.count:
+            self._changes += self._look()
+        return self._is_replaced
 
     def replaced(self, model: nn.Module) -> List[str]:
         """Return the names of parameters and buffers that are not the ones that the model had at first."""
