@@ -18,6 +18,7 @@ from torch import nn
 
 from ignite_ipu import IPUConfig, create_ipu_trainer, ipu_clip_grad_norm_, ipu_prepare
 from ignite_ipu.deferred.graph.operations import USES
+from ignite_ipu.deferred.tensor.lost_gradients import LOST
 from ignite_ipu.deferred.tensor.written_tensors import WAITING
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.optimizers.host_steps import warn_of_host_steps
@@ -91,12 +92,14 @@ _COPIES_AT_ONCE = hasattr(torch, "_foreach_copy_")
 @pytest.fixture(autouse=True)
 def nothing_else() -> Iterator[None]:
     """Other loops of this process, which wait for values, would be looked at in each iteration."""
-    waiting, uses = list(WAITING), dict(USES)
+    waiting, uses, lost = list(WAITING), dict(USES), dict(LOST)
     WAITING.clear()
     USES.clear()
+    LOST.clear()
     yield
     WAITING.extend(waiting)
     USES.update(uses)
+    LOST.update(lost)
 
 
 @pytest.mark.parametrize("update", MOST)

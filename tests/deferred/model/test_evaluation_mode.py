@@ -177,7 +177,8 @@ class Doubled(torch.autograd.Function):
 def test_gradients_that_would_get_lost_are_refused() -> None:
     """A function with a backward pass of its own, and one that checks values, are no part of a step."""
     model = network().eval()
-    ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # as long as it lives, outputs may go backward
+    ipu_prepare(optimizer, model)
     scores = model(XS[0])
     with pytest.raises(CaptureError, match=r"Doubled is an autograd\.Function"):
         Doubled.apply(scores)  # type: ignore[no-untyped-call]
