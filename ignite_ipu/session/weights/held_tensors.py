@@ -74,17 +74,13 @@ class HeldTensors:
         self._places = places
         self._entries = [entry for table in tables for entry in table.values()]  # so that each id stays its own
         self._is_replaced = model is not None and bool(self.replaced(model))
-        self._keep_parts()
+        self.keep_parts()
         return True
 
     def keep_parts(self) -> None:
         """Note the classes and hooks of the modules, of which no table tells, before a call that they take part in."""
-        if not self.is_replaced:
-            self._keep_parts()
-
-    def _keep_parts(self) -> None:
         model = self._model()
-        if model is not None and not self._is_replaced:
+        if model is not None and not self.is_replaced:
             self._parts = Parts(model)
 
     @property

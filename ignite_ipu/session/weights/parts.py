@@ -8,12 +8,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Set
 
 from torch import nn
 
-from ignite_ipu.torch_names.modules import (
-    buffers_of,
-    forward_pre_hooks_of,
-    modules_of,
-    parameters_of,
-)
+from ignite_ipu.torch_names.modules import buffers_of, forward_pre_hooks_of, modules_of, parameters_of
 
 _set_class = object.__dict__["__class__"].__set__
 
@@ -27,8 +22,8 @@ class Parts:
 
     def __init__(self, model: nn.Module) -> None:
         # The model itself has no other reference here, and lives as long as the script wants.
-        self._model, (_, *inner) = weakref.ref(model), model.modules()
-        self._inner, self._states = inner, list(map(_State, model.modules()))
+        self._model, (_, *self._inner) = weakref.ref(model), model.modules()
+        self._states = list(map(_State, [model, *self._inner]))
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
