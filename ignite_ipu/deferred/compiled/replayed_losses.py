@@ -16,6 +16,7 @@ from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import unflatten
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.left_behind import called_beside
+from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.tensors.differentiated import differentiated
 from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.torch_names.modules import all_parameters
@@ -157,7 +158,10 @@ def _replayed(
 def _called(
     trained: Mapping[int, torch.Tensor], buffers: Dict[int, torch.Tensor], operation: Operation, leaves: List[Any]
 ) -> Any:
-    """Return the result of a model with copies of its parameters, and of its buffers after the previous calls."""
+    """Return the result of a model with copies of its parameters, and of its buffers after the previous calls.
+
+    Attributes stay as they are: a recurrent layer keeps a list of its weights, which would be these copies.
+    """
     assert operation.model is not None
     model, (args, kwargs) = operation.model.model, unflatten(operation.signature.structure, leaves)
     modes = operation.signature.modes
@@ -173,7 +177,11 @@ def _called(
             pairs = [(name, given[name]) for name, each in tensors.items() if id(each) in frozen]
             given.update({name: copy.detach() for name, copy in pairs if copy.requires_grad})
         call = functools.partial(torch.func.functional_call, model, given, args, kwargs, tie_weights=False)
-        result = called_beside(operation.signature.left, call)
+        attributes = ModuleAttributes(model)
+        try:
+            result = called_beside(operation.signature.left, call)
+        finally:
+            attributes.put_back(always=True)
     # PyTorch stores the buffers there that the call has assigned.
     buffers.update({id(each): given[name] for name, each in tensors.items() if id(each) not in trained})
     return result

@@ -166,6 +166,7 @@ class Lifecycle:
             state.fetch_if_newer(program)
             optimizer.send_pending_state()
             program.upload()
+        program.compiled.host.warn_of_left_out()
         state.fail_on_demand("call", program)
         if arguments is not None:
             given = arguments.tensors_like(program.compiled.arguments)

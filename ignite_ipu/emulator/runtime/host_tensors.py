@@ -22,6 +22,7 @@ class HostTensors:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._reported: Set[str] = set()
+        self._left_out: Dict[str, Any] = {}  # names with the shapes of the replacements, None for none
         self.compiled: Dict[str, nn.Parameter] = dict(model.named_parameters())
         self.parameters = dict(self.compiled)
         self.buffers: Dict[str, torch.Tensor] = dict(model.named_buffers())
@@ -33,7 +34,7 @@ class HostTensors:
     def follow(self) -> bool:
         """Take over tensors that replaced others, as `load_state_dict(assign=True)` does; returns whether any did.
 
-        One that is gone, or has another shape, is left out with a warning: the program keeps the old one.
+        One that is gone, or has another shape, is left out: the program keeps the old one, and `warn_of_left_out` warns.
         """
         if all([table.get(name) is held for table, name, held in self._places]):
             return False
@@ -50,15 +51,20 @@ class HostTensors:
             if replacement is not None and plain(replacement).shape == plain(tensor).shape:
                 own[name], changed = replacement, True
             elif name not in self._reported:
-                self._reported.add(name)
-                shape = None if replacement is None else tuple(plain(replacement).shape)
-                logger.warning(
-                    "%s %s since the model was compiled: the program goes on with the tensor that it was compiled "
-                    "with. Call destroy() and compile the model again.",
-                    name,
-                    "is gone" if shape is None else f"was replaced by one of shape {shape}",
-                )
+                self._left_out[name] = None if replacement is None else tuple(plain(replacement).shape)
         return changed
+
+    def warn_of_left_out(self) -> None:
+        """Warn once of each tensor that was left out, before the program runs on with it; a destroyed one does not."""
+        for name, shape in self._left_out.items():
+            logger.warning(
+                "%s %s since the model was compiled: the program goes on with the tensor that it was compiled with. "
+                "Call destroy() and compile the model again.",
+                name,
+                "is gone" if shape is None else f"was replaced by one of shape {shape}",
+            )
+        self._reported.update(self._left_out)
+        self._left_out.clear()
 
 
 def _places(model: nn.Module) -> List[Tuple[Dict[str, Any], str, Any]]:

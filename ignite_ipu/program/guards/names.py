@@ -209,7 +209,7 @@ class Named:
             self._visit(path, value.__self__)
             self._visit(path, getattr(value, "__func__", None))
         elif sort == "partial":
-            self._give(value.func, value, "args", "keywords")
+            self._give("an argument", value.func, value, "args", "keywords")
             self._visit(path, value.func)
         elif sort == "proxy":
             self._visit(path, _tried(lambda: value.__repr__.__self__))
@@ -243,7 +243,7 @@ class Named:
         if self._until is not None and self._until(code):
             raise _LastFound
         self.owners += [(outside, name) for name in loaded_by(code, "STORE_GLOBAL")]
-        self._give(function, function, "__defaults__", "__kwdefaults__")
+        self._give("a default argument", function, function, "__defaults__", "__kwdefaults__")
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
             if name != "__class__":
                 self._add(name, partial(_tried, getattr, cell, "cell_contents"), cell, name)
@@ -258,9 +258,9 @@ class Named:
                     self.absent.append(parent + name)
                 self._visit(parent + name, module)
 
-    def _give(self, function: Any, owner: Any, *where: str) -> None:
-        """Note the arguments that a function has been given before it is called."""
-        name = f"an argument of {getattr(function, '__name__', 'a function')}"
+    def _give(self, kind: str, function: Any, owner: Any, *where: str) -> None:
+        """Note the arguments that a function has before it is called, which messages call by their kind."""
+        name = f"{kind} of {getattr(function, '__name__', 'a function')}"
         for each in where:
             self._add(name, partial(getattr, owner, each), owner, each)
 

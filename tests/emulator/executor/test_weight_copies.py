@@ -235,14 +235,26 @@ def test_a_layer_that_replaces_another_is_uploaded_to_an_inference_executor():
     [(nn.Linear(2, 3), r"fc.weight was replaced by one of shape \(3, 2\)"), (None, "fc.weight is gone")],
 )
 def test_a_layer_that_does_not_fit_is_left_out_with_one_warning(layer, words, caplog):
+    """The program goes on with the old one, if it goes on at all."""
     net = Net()
     wrapped = training(net)
     expected = wrapped(X)[0]
     net.fc = layer
-    for _ in range(2):
+    for count in (0, 1):
         wrapped.copyWeightsToHost()
+        assert len(re.findall(f"{words} since the model was compiled", caplog.text)) == count
+        assert not torch.equal(wrapped(X)[0], expected)
     assert len(re.findall(f"{words} since the model was compiled", caplog.text)) == 1
-    assert not torch.equal(wrapped(X)[0], expected)
+
+
+def test_nothing_is_said_of_a_layer_that_does_not_fit_if_the_program_is_destroyed(caplog):
+    net = Net()
+    wrapped = training(net)
+    wrapped(X)
+    net.fc = None
+    wrapped.copyWeightsToDevice()
+    wrapped.destroy()
+    assert "since the model was compiled" not in caplog.text
 
 
 def test_load_state_dict_before_compiling_is_a_plain_load():

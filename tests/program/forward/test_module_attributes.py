@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import prune
 from torch.utils.data import DataLoader
 
-from ignite_ipu import SessionError, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu import SessionError, create_ipu_evaluator, create_ipu_trainer, ipu_prepare
 from tests.supervised import task
 
 
@@ -90,11 +90,17 @@ def test_nothing_is_said_of_lists_of_weights(caplog):
         def forward(self, x: torch.Tensor) -> Any:
             return super().forward(x[:, None])[0][:, 0]
 
-    model = Recurrent(6, 3)
+    model, looped = Recurrent(6, 3), Recurrent(6, 3)
+    optimizer = ipu_prepare(torch.optim.SGD(looped.parameters(), lr=0.1), looped, config={"update": "auto"})
     with caplog.at_level(logging.WARNING, "ignite_ipu"):
         trainer_of(create_ipu_trainer, model).run(loader())
+        for _ in range(2):
+            looped(torch.ones(2, 6)).sum().backward()
+            looped.weight_hh_l0.grad.mul_(0.5)  # from here on the host makes the updates, with twins of the weights
+            optimizer.step()
     assert "are restored" not in caplog.text
     assert all(map(torch.equal, model._flat_weights, model.parameters()))
+    assert all(map(torch.equal, looped._flat_weights, looped.parameters()))
 
 
 def test_collections_are_emptied_again():
