@@ -34,7 +34,7 @@ class HostTensors:
     def follow(self) -> bool:
         """Take over tensors that replaced others, as `load_state_dict(assign=True)` does; returns whether any did.
 
-        One that is gone, or has another shape, is left out: the program keeps the old one, and `warn_of_left_out` warns.
+        One that is gone, or has another shape, is left out: the program keeps the old one, with `warn_of_left_out`.
         """
         if all([table.get(name) is held for table, name, held in self._places]):
             return False

@@ -219,8 +219,15 @@ def test_names_say_where_values_are():
     names = run(forward, CONFIGURED)
     state = PythonState(names["model"])
     values = state.values()
-    names["beta"] = names["cfg"].inner.beta = names["model"].config.beta = names["Model"].forward.__defaults__[0][0] = 3.0
-    assert sorted(state.changed(values)) == ["a default argument of forward", "beta", "cfg.inner.beta", "self.config.beta"]
+    names["beta"] = names["cfg"].inner.beta = names["model"].config.beta = names["Model"].forward.__defaults__[0][0] = (
+        3.0
+    )
+    assert sorted(state.changed(values)) == [
+        "a default argument of forward",
+        "beta",
+        "cfg.inner.beta",
+        "self.config.beta",
+    ]
 
 
 def test_beside_the_model_losses_are_looked_at():

@@ -1,0 +1,264 @@
+"""Changes of a model's tensors or of an optimizer's update that a trainer's compiled program does not take over."""
+
+from __future__ import annotations
+
+import ast
+from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+from ignite_ipu.migration.analysis.kinds import Kind, parameters_of
+from ignite_ipu.migration.analysis.names import (
+    argument,
+    attributes_in,
+    children,
+    constant,
+    dotted,
+    has_hidden_arguments,
+    has_weights,
+    index_of,
+    owner_of,
+    unmoved,
+    walk,
+)
+from ignite_ipu.migration.analysis.trainer_regions import TrainerRegions
+from ignite_ipu.migration.analysis.training import Training
+
+_STRUCTURAL = ("nesterov", "centered", "maximize", "amsgrad", "decoupled_weight_decay")
+_NUMBERS = ("momentum", "dampening", "weight_decay")
+_NOT_ZERO = {"torch.optim.AdamW": ("weight_decay",)}  # by default
+_LISTS = ("append", "extend", "insert", "pop", "remove", "clear")
+_PARTS = (*_LISTS, "add_module", "register_module", "__setitem__", "update")
+_REGISTERING = ("register_parameter", "register_buffer")
+_OF_PARTS = (
+    "torch.nn.utils.prune.*",
+    "torch.nn.utils.parametrizations.*",
+    "torch.nn.utils.parametrize.register_parametrization",
+    "torch.nn.utils.parametrize.remove_parametrizations",
+    *[f"torch.nn.utils.{name}" for name in ("weight_norm", "remove_weight_norm", "spectral_norm")],
+)
+_PARAMETERS = ("torch.nn.Parameter", "torch.nn.parameter.Parameter", "torch.nn.Identity")
+
+
+class TrainerChange(NamedTuple):
+    """A node that makes a change, and the change as a clause."""
+
+    node: ast.AST
+    change: str
+
+
+def trainer_changes(training: Training) -> Iterator[TrainerChange]:
+    """Yield the changes after the construction of a trainer, and the trainers that train a part, or a model again."""
+    if training.trainers:
+        found = _Changes(training)
+        yield from found.of_optimizers()
+        yield from found.of_trainers()
+        for node, begun in TrainerRegions(training).nodes():
+            change = found.of_update(node, begun) or found.of_model(node)
+            if change is not None:
+                yield TrainerChange(node, change)
+
+
+class _Changes:
+    def __init__(self, training: Training) -> None:
+        self._training, self._file = training, training.file
+        self._models = {_last(argument(call, "model", 0)) for call in training.trainers} - {""}
+        given = [argument(call, "optimizer", 1) for call in training.trainers]
+        self._optimizers = {_last(None if each is None else training.unwrapped(each)) for each in given} - {""}
+        # Trainers of ours may have been told.
+        variable = any(
+            argument(call, name) is not None for call in training.trainers for name in ("variable", "config")
+        )
+        self._constants = () if variable else _NUMBERS
+        self._rewriting = {id(call): name for call, name in self._file.calls(*_OF_PARTS)}
+        own = self._file.models
+        self._holds: Dict[str, Kind] = {name: kind for model in own for name, kind in model.holds.items()}
+        self._values: Dict[str, List[ast.expr]] = {}
+        for model in own:
+            for name, value in model.values.items():
+                self._values.setdefault(name, []).append(value)
+        self._classes = {model.name for model in own}
+        loops = [(each.target, each.iter) for each in self._file.nodes(ast.For)]
+        loops += [(each.target, each.iter) for each in self._file.nodes(ast.comprehension)]
+        over = [target for target, each in loops if "param_groups" in attributes_in(each)]
+        self._groups = {part.id for target in over for part in walk(target) if isinstance(part, ast.Name)}
+
+    # The optimizer
+
+    def of_update(self, node: ast.AST, begun: bool) -> Optional[str]:
+        """Return the change of an update that a node makes, when a trainer was made, and perhaps has `begun`."""
+        owner = owner_of(node, "add_param_group", "step")
+        if owner is not None and _last_of(owner) in self._optimizers:
+            assert isinstance(node, ast.Call)
+            if owner_of(node, "step") is None:
+                return f"{owner} gets another parameter group"
+            return f"{owner}.step() is called on the host" if begun else None
+        if not begun:
+            return None
+        owner = owner_of(node, *_LISTS)
+        if owner is not None:
+            assert isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            return "parameter groups are added or removed" if self._is_listed(node.func.value) else None
+        for target, deletes in _targets(node):
+            change = self._of_group(target, deletes)
+            if change is not None:
+                return change
+        return None
+
+    def _of_group(self, target: ast.expr, deletes: bool) -> Optional[str]:
+        base = target.value if isinstance(target, ast.Subscript) else target
+        if getattr(base, "attr", "") == "param_groups" or self._is_listed(base):
+            return "parameter groups are added or removed"
+        name = constant(index_of(target)) if isinstance(target, ast.Subscript) and self._is_group(base) else None
+        if name == "params":
+            return "a parameter group gets other parameters"
+        if name in _STRUCTURAL:
+            return f"{name} of a parameter group changes, by which the update is selected"
+        if name in self._constants and not deletes and all(map(self._is_zero, *zip(*self._made(str(name))))):
+            return f"{name} of a parameter group changes, which is a constant of the update because it was 0"
+        return None
+
+    def _is_listed(self, node: ast.expr) -> bool:
+        """Return whether an expression is the list of an optimizer's groups, or that of a group's parameters."""
+        if isinstance(node, ast.Subscript):
+            return self._is_group(node.value) and constant(index_of(node)) == "params"
+        return getattr(node, "attr", "") == "param_groups"
+
+    def _is_group(self, node: ast.expr) -> bool:
+        if isinstance(node, ast.Name):
+            value = self._file.single_value(node.id)
+            return node.id in self._groups or (
+                value is not None and not isinstance(value, ast.Name) and self._is_group(value)
+            )
+        return isinstance(node, ast.Subscript) and getattr(node.value, "attr", "") == "param_groups"
+
+    def _made(self, hyper: str) -> List[Tuple[ast.Call, str, str]]:
+        """Return the constructions of the trainers' optimizers, with their classes and the hyper-parameter."""
+        named = self._training.optimizers.items()
+        return [(call, kind, hyper) for name, (call, kind) in named if _last_of(name) in self._optimizers]
+
+    @staticmethod
+    def _is_zero(call: ast.Call, kind: str, name: str) -> bool:
+        """Return whether a hyper-parameter is zero by an optimizer's construction, for all groups."""
+        keys = {constant(key) for node in walk(call) if isinstance(node, ast.Dict) for key in node.keys}
+        if has_hidden_arguments(call) or name in keys or call.args[2:]:
+            return False
+        value = argument(call, name)
+        return constant(value) == 0 if value is not None else name not in _NOT_ZERO.get(kind, ())
+
+    # The model
+
+    def of_model(self, node: ast.AST) -> Optional[str]:
+        """Return the change of a model's parts that a node makes."""
+        name = self._rewriting.get(id(node))
+        if name is not None and name.rpartition(".")[2].islower():
+            return f"{name.rpartition('.')[2]} gives a layer other tensors"
+        if owner_of(node, *_PARTS, *_REGISTERING) is not None:
+            assert isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            inside = [part for each in (*node.args, *(item.value for item in node.keywords)) for part in walk(each)]
+            if not self._is_model(node.func.value):
+                return None
+            registers = node.func.attr in _REGISTERING
+            return "a model gets other parts" if registers or any(map(self._has_tensors, inside)) else None
+        named = isinstance(node, ast.Call) and self._file.names.resolve(node.func) == "setattr"
+        if named and isinstance(node, ast.Call) and len(node.args) == 3 and self._is_model(node.args[0]):
+            replaces = self._replaces(str(constant(node.args[1])), node.args[2])
+            return "a model gets other parts" if replaces else None
+        for target, deletes in _targets(node):
+            inner = target.value if isinstance(target, (ast.Attribute, ast.Subscript)) else None
+            if inner is None or not self._is_model(inner):
+                continue
+            value = getattr(node, "value", None)
+            attribute = target.attr if isinstance(target, ast.Attribute) else ""
+            if (deletes and attribute in self._holds) or (value is not None and self._replaces(attribute, value)):
+                return "a model gets other parts"
+        return None
+
+    def _is_model(self, node: ast.AST) -> bool:
+        """Return whether a chain of attributes, elements and calls leads from a trainer's model."""
+        names: Set[str] = set()
+        found: Optional[ast.AST] = node
+        while found is not None:
+            names.add(getattr(found, "attr", getattr(found, "id", "")))
+            found = getattr(found, "value", None) or getattr(found, "func", None)
+        return not names.isdisjoint(self._models)
+
+    def _replaces(self, attribute: str, value: ast.expr) -> bool:
+        """Return whether an attribute of a model, or an element of a part of it, gets other tensors by a value."""
+        kind = self._holds.get(attribute)
+        if kind in (Kind.PARAMETER, Kind.BUFFER) or self._has_tensors(value):
+            known = self._values.get(attribute, []) if self._file.names.called(value) == "torch.nn.Identity" else []
+            return not known or any(self._has_tensors(each) for each in known)
+        return kind is Kind.MODULE and any(self._has_tensors(each) for each in self._values.get(attribute, []))
+
+    def _has_tensors(self, value: ast.AST) -> bool:
+        """Return whether a value is a construction of parameters or of layers with some; Identity takes their place."""
+        made = unmoved(value) if isinstance(value, ast.expr) else value
+        if isinstance(made, ast.Name):
+            assigned = self._file.single_value(made.id)
+            return isinstance(assigned, ast.Call) and self._has_tensors(assigned)
+        name = self._file.names.called(made) or ""
+        own = isinstance(made, ast.Call) and dotted(made.func) in self._classes
+        return own or name in _PARAMETERS or has_weights(name) or name.startswith("torchvision.models.")
+
+    # Trainers
+
+    def of_optimizers(self) -> Iterator[TrainerChange]:
+        """Yield the trainers of models of which their optimizers hold one part alone, if nothing is frozen."""
+        frozen = any(node.attr in ("requires_grad", "requires_grad_") for node in self._file.nodes(ast.Attribute))
+        for trainer in () if frozen else self._training.trainers:
+            model, optimizer = dotted(argument(trainer, "model", 0)), argument(trainer, "optimizer", 1)
+            made = self._training.optimizers.get(dotted(optimizer) or "")
+            owners = {owner_of(node, "parameters") for node in walk(made[0])} - {None} if made is not None else set()
+            part = min(map(str, owners)) if len(owners) == 1 else ""
+            if model is not None and part.startswith(f"{model}."):
+                yield TrainerChange(trainer, f"{dotted(optimizer)} holds the parameters of {part} alone")
+
+    def of_trainers(self) -> Iterator[TrainerChange]:
+        """Yield the constructions of trainers for a model that has one already, unless one is closed."""
+        if list(self._file.method_calls("close")):
+            return
+        known: Set[Tuple[Optional[ast.AST], str]] = set()
+        for trainer in self._training.trainers:
+            function, model = self._file.function_of(trainer), dotted(argument(trainer, "model", 0))
+            if model is None:
+                continue
+            made = [value for value in self._file.values.get(model, ()) if self._file.function_of(value) is function]
+            again = (function, model) in known and len(made) <= 1
+            known.add((function, model))
+            if again or self._is_made_again(trainer, made) or self._is_given_again(function, model):
+                yield TrainerChange(trainer, f"{model} has a trainer already")
+
+    def _is_made_again(self, trainer: ast.Call, made: List[ast.expr]) -> bool:
+        """Return whether a trainer is made in a loop, and its model is not."""
+        for loop in self._file.loops_around(trainer):
+            return not any(loop.lineno <= value.lineno <= (loop.end_lineno or 0) for value in made)
+        return False
+
+    def _is_given_again(self, function: Optional[ast.AST], model: str) -> bool:
+        """Return whether calls of a function that makes a trainer give it one model several times."""
+        if not isinstance(function, ast.FunctionDef) or model not in {each.arg for each in parameters_of(function)}:
+            return False
+        given = [dotted(value) for value in self._file.given(function, model)]
+        return any(
+            name is not None and given.count(name) > 1 and len(self._file.values.get(name, ())) <= 1 for name in given
+        )
+
+
+def _targets(node: ast.AST) -> Iterator[Tuple[ast.expr, bool]]:
+    """Yield the targets that a statement assigns, or deletes."""
+    if isinstance(node, ast.Delete):
+        yield from ((target, True) for target in node.targets)
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+        for target in targets:
+            if isinstance(target, (ast.Tuple, ast.List)):
+                yield from ((each, False) for each in children(target) if isinstance(each, ast.expr))
+            elif isinstance(target, ast.expr):
+                yield target, False
+
+
+def _last(node: Optional[ast.AST]) -> str:
+    return _last_of(dotted(node) or "")
+
+
+def _last_of(name: str) -> str:
+    return name.rpartition(".")[2]
