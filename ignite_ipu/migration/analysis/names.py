@@ -274,6 +274,15 @@ def _own_variables(nodes: Iterable[ast.AST]) -> Set[ast.AST]:
     return found
 
 
+def chain_of(node: Optional[ast.AST]) -> Set[str]:
+    """Return the names in a chain of attributes, elements and calls, as `net.body[0].weight` is."""
+    found: Set[str] = set()
+    while node is not None:
+        found.add(getattr(node, "attr", getattr(node, "id", "")))
+        node = getattr(node, "value", None) or getattr(node, "func", None)
+    return found - {""}
+
+
 def attributes_in(node: ast.AST) -> Set[str]:
     """Return the names of the attributes that a node speaks of."""
     return {part.attr for part in walk(node) if isinstance(part, ast.Attribute)}

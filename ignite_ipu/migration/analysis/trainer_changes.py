@@ -9,6 +9,7 @@ from ignite_ipu.migration.analysis.kinds import Kind, parameters_of
 from ignite_ipu.migration.analysis.names import (
     argument,
     attributes_in,
+    chain_of,
     children,
     constant,
     dotted,
@@ -35,6 +36,7 @@ _OF_PARTS = (
     "torch.nn.utils.parametrize.remove_parametrizations",
     *[f"torch.nn.utils.{name}" for name in ("weight_norm", "remove_weight_norm", "spectral_norm")],
 )
+_OF_LOSSES = ("weight", "pos_weight")
 _PARAMETERS = ("torch.nn.Parameter", "torch.nn.parameter.Parameter", "torch.nn.Identity")
 
 
@@ -61,6 +63,7 @@ class _Changes:
     def __init__(self, training: Training) -> None:
         self._training, self._file = training, training.file
         self._models = {_last(argument(call, "model", 0)) for call in training.trainers} - {""}
+        self._losses = {_last(argument(call, "loss_fn", 2)) for call in training.trainers} - {""}
         given = [argument(call, "optimizer", 1) for call in training.trainers]
         self._optimizers = {_last(None if each is None else training.unwrapped(each)) for each in given} - {""}
         # Trainers of ours may have been told.
@@ -154,32 +157,29 @@ class _Changes:
         if owner_of(node, *_PARTS, *_REGISTERING) is not None:
             assert isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
             inside = [part for each in (*node.args, *(item.value for item in node.keywords)) for part in walk(each)]
-            if not self._is_model(node.func.value):
+            if not self._is_part(node.func.value):
                 return None
             registers = node.func.attr in _REGISTERING
-            return "a model gets other parts" if registers or any(map(self._has_tensors, inside)) else None
+            return "a model gets other tensors" if registers or any(map(self._has_tensors, inside)) else None
         named = isinstance(node, ast.Call) and self._file.names.resolve(node.func) == "setattr"
-        if named and isinstance(node, ast.Call) and len(node.args) == 3 and self._is_model(node.args[0]):
+        if named and isinstance(node, ast.Call) and len(node.args) == 3 and self._is_part(node.args[0]):
             replaces = self._replaces(str(constant(node.args[1])), node.args[2])
-            return "a model gets other parts" if replaces else None
+            return "a model gets other tensors" if replaces else None
         for target, deletes in _targets(node):
             inner = target.value if isinstance(target, (ast.Attribute, ast.Subscript)) else None
-            if inner is None or not self._is_model(inner):
+            if inner is None or not self._is_part(inner):
                 continue
             value = getattr(node, "value", None)
             attribute = target.attr if isinstance(target, ast.Attribute) else ""
+            if attribute in _OF_LOSSES and not self._losses.isdisjoint(chain_of(inner)):
+                return "a loss gets other tensors"
             if (deletes and attribute in self._holds) or (value is not None and self._replaces(attribute, value)):
-                return "a model gets other parts"
+                return "a model gets other tensors"
         return None
 
-    def _is_model(self, node: ast.AST) -> bool:
-        """Return whether a chain of attributes, elements and calls leads from a trainer's model."""
-        names: Set[str] = set()
-        found: Optional[ast.AST] = node
-        while found is not None:
-            names.add(getattr(found, "attr", getattr(found, "id", "")))
-            found = getattr(found, "value", None) or getattr(found, "func", None)
-        return not names.isdisjoint(self._models)
+    def _is_part(self, node: ast.AST) -> bool:
+        """Return whether a chain of attributes, elements and calls leads from a trainer's model or loss."""
+        return not (self._models | self._losses).isdisjoint(chain_of(node))
 
     def _replaces(self, attribute: str, value: ast.expr) -> bool:
         """Return whether an attribute of a model, or an element of a part of it, gets other tensors by a value."""

@@ -100,6 +100,14 @@ def test_changes_in_handlers(lines, change):
         exec(f"from ignite_ipu import create_ipu_trainer\n{code}", names)
 
 
+def test_weights_of_a_loss(lines):
+    """Of classes or samples: they are buffers of the loss, which the program has."""
+    made = "criterion = nn.MSELoss()"
+    code = program("criterion.weight = torch.ones(2)", before=made).replace(", nn.MSELoss())", ", criterion)")
+    assert len(lines(RULE, code)) == 1
+    assert lines(RULE, code.replace("criterion.weight", "criterion.label_smoothing")) == []
+
+
 def test_handlers_are_found_by_their_registration_and_their_calls(lines):
     registered = 'trainer.add_event_handler(Events.STARTED, functools.partial(change, "engine"))'
     assert len(lines(RULE, program(GROUP, "", after=registered))) == 1
