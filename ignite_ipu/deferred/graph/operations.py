@@ -17,6 +17,7 @@ from typing import (
     Iterable,
     List,
     Mapping,
+    NamedTuple,
     Optional,
     Sequence,
     Set,
@@ -183,7 +184,14 @@ NORM = CallSignature(
 """Signature of what gives the norm of an update's gradients, which comes with the update."""
 
 
-_NO_BUFFERS: Mapping[str, torch.Tensor] = {}
+class Contents(NamedTuple):
+    """What a call found in a buffer when it ran first, and what it left there; None for what is not known."""
+
+    before: Optional[torch.Tensor]
+    after: Optional[torch.Tensor] = None
+
+
+_NO_CONTENTS: Mapping[str, Contents] = {}
 
 
 class Operation:
@@ -195,13 +203,12 @@ class Operation:
         done: Whether its values are known.
         problem: The reason why its values will never be known.
         kept: Objects that are of no use once this cannot run any more; not set if there are none.
-        before: Previous contents of the buffers that it writes, by name, from its first run; empty if they cannot be
-            needed.
+        contents: Contents of the buffers that it writes, by name, around its first run; empty if they cannot be needed.
         of_weights: Whether it is computed from weights and tensors of the host alone, by functions.
     """
 
     __slots__ = (
-        *("__weakref__", "_is_live", "before", "done", "kept", "leaves", "line", "model", "number", "of_weights"),
+        *("__weakref__", "_is_live", "contents", "done", "kept", "leaves", "line", "model", "number", "of_weights"),
         *("problem", "results", "signature"),
     )
     kept: List[Any]
@@ -215,7 +222,7 @@ class Operation:
         self.results: Sequence[weakref.ref[Value]] = ()
         self.problem: Optional[str] = None
         self.done = False
-        self.before = _NO_BUFFERS
+        self.contents = _NO_CONTENTS
         self._is_live: Optional[bool] = None
         self.of_weights = signature.function is not None
         for leaf in leaves:
@@ -336,7 +343,7 @@ class Operation:
         """Mark as done; `keep` the operands, for another update."""
         self.done, self._is_live = True, keep
         if not keep:
-            self.leaves, self.before = (), _NO_BUFFERS
+            self.leaves, self.contents = (), _NO_CONTENTS
 
 
 def unknown_values(operations: Sequence[Operation], device: Container[Operation]) -> List[Tuple[int, Value, bool]]:
@@ -362,7 +369,7 @@ def unknown_values(operations: Sequence[Operation], device: Container[Operation]
 def finish_all(operations: Iterable[Operation]) -> None:
     """Mark operations as done, without their operands."""
     for each in operations:
-        each.done, each._is_live, each.leaves, each.before = True, False, (), _NO_BUFFERS
+        each.done, each._is_live, each.leaves, each.contents = True, False, (), _NO_CONTENTS
 
 
 def _note_in(table: Dict[int, weakref.ref[Operation]], operation: Operation) -> None:

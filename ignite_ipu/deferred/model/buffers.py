@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred.compiled.statistics import refuse_later_statistics
-from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, by_number
+from ignite_ipu.deferred.graph.operations import CLOCK, USES, Contents, Operation, by_number
 from ignite_ipu.deferred.graph.owners import CapturedLoop
 from ignite_ipu.deferred.graph.state import model_of, read_buffers, written_ids
 from ignite_ipu.deferred.graph.step_graph import Loss
@@ -59,6 +59,7 @@ class BufferBook:
     Attributes:
         waiting: Calls by number that no update has made yet, replayed or not.
         replays: Those of them that were replayed: the host has the values of the buffers that they write.
+        taken: Replays of the last update's calls, which it began without.
         shared: The buffers that several of the models have.
         weights: The places of the models' weights and buffers.
     """
@@ -69,7 +70,7 @@ class BufferBook:
         self.waiting: Dict[int, Operation] = {}
         self.replays: Dict[int, Replay] = {}
         self.shared = SharedBuffers(self.waiting, self.replays)
-        self._taken: Dict[int, Replay] = {}  # replays of the last update's calls, which it began without
+        self.taken: Dict[int, Replay] = {}
         # Calls on the host that the next update leaves out: replayed ones, and those that raised an error.
         self._left: Dict[int, Tuple[Operation, Replay]] = {}
         self._evaluations: List[_Evaluation] = []  # those that have written buffers since the last update
@@ -248,7 +249,7 @@ class BufferBook:
 
         def restore() -> None:
             # Calls that were replayed since have written their buffers.
-            replays = {**self._taken, **{number: replay for number, (_, replay) in self._left.items()}, **self.replays}
+            replays = {**self.taken, **{number: replay for number, (_, replay) in self._left.items()}, **self.replays}
             self._left = {**left, **self._left}
             for number, call in waiting.items():
                 if not call.done or call in done:
@@ -274,8 +275,8 @@ class BufferBook:
         self.shared.check(operations)
         left, self._left = self._left, {}
         numbers = self.replays.keys() & {each.number for each in operations if not each.done}
-        self._taken = {number: self.replays.pop(number) for number in numbers}
-        self._taken.update({number: replay for number, (_, replay) in left.items()})
+        self.taken = {number: self.replays.pop(number) for number in numbers}
+        self.taken.update({number: replay for number, (_, replay) in left.items()})
         evaluations, self._evaluations = self._evaluations, []
         with self.weights.with_others(list(began.values()), kept) if began else contextlib.nullcontext():
             yield
@@ -425,7 +426,7 @@ def note_made_on_host(book: BufferBook, call: Operation, before: Dict[str, torch
     book.weights.host_changed()
     book._edits.ignore()
     book.shared.note([call])
-    _leave(book, call, Replay(before, []))
+    _leave(book, call, Replay({name: Contents(value) for name, value in before.items()}, []))
 
 
 def _borrows(book: BufferBook, call: Operation) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Container, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from ignite_ipu.deferred.graph.operations import NORM, Operation, replayed, shown_input
+from ignite_ipu.deferred.graph.operations import NORM, Contents, Operation, replayed, shown_input
 from ignite_ipu.deferred.graph.state import written_buffers
 from ignite_ipu.deferred.graph.structure import unflatten
 from ignite_ipu.deferred.model.edits import WeightEdits
@@ -25,9 +25,9 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
 class Replay(NamedTuple):
-    """A replayed call: the buffers that it writes, by name, as they were before it; and its results on the host."""
+    """A replayed call: the contents of the buffers that it writes, by name; and its results on the host."""
 
-    before: Dict[str, torch.Tensor]
+    contents: Mapping[str, Contents]
     results: List[torch.Tensor]
 
 
@@ -73,11 +73,12 @@ class CallReplays:
                 call.line,
             )
         self._weights.to_host()
-        before = {name: plain(buffer).clone() for name, buffer in written_buffers(call).items()}
+        buffers = written_buffers(call)
+        before = {name: plain(buffer).clone() for name, buffer in buffers.items()}
         with draws_put_back():
             made = [each for each in chain if each not in known]
             results = replayed(made, shown_input, self._called, known, writes=True)[call]
-        return Replay(before, results)
+        return Replay({name: Contents(before[name], plain(each).clone()) for name, each in buffers.items()}, results)
 
     def _called(self, call: Operation, leaves: List[Any]) -> Any:
         """Return the result of a model's call on the host, which writes its buffers there."""
@@ -113,7 +114,7 @@ def is_awaited(call: Operation) -> bool:
 def before_replay(call: Operation, replay: Optional[Replay]) -> List[Tuple[torch.Tensor, Optional[torch.Tensor]]]:
     """Return the buffers that a call writes, each with its value from before; None for a call without a replay."""
     buffers = written_buffers(call).items()
-    return [(tensor, None if replay is None else replay.before[name]) for name, tensor in buffers]
+    return [(tensor, None if replay is None else replay.contents[name].before) for name, tensor in buffers]
 
 
 def nothing(operation: Operation) -> bool:

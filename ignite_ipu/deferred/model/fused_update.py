@@ -425,7 +425,7 @@ class FusedUpdate:
         else:
             operations = [operation for loss in chosen for operation in loss.operations]
             others = [(other.turn, other.gradients.pending) for other in self._others]
-            with self.turn.beside(others, losses, operations, self.loop.session) as keeps:
+            with self.turn.beside(others, losses, operations, self.loop.buffers) as keeps:
                 self.training.run(chosen, keeps)
         return made
 

@@ -16,7 +16,7 @@ from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, Opti
 
 import torch
 
-from ignite_ipu.deferred.graph.operations import CLOCK, Operation
+from ignite_ipu.deferred.graph.operations import CLOCK, Contents, Operation
 from ignite_ipu.deferred.graph.state import Older, Values, written_buffers, written_ids
 from ignite_ipu.deferred.graph.step_graph import Loss, Tape
 from ignite_ipu.optimizers.host_link import Link
@@ -66,7 +66,8 @@ class Made:
             for operation in self.loss.operations:
                 if operation.signature.writes:
                     values, written_by = first if operation in known else later, written_buffers(operation).items()
-                    operation.before = {name: values[id(each)] for name, each in written_by if id(each) in values}
+                    found = {name: values[id(each)] for name, each in written_by if id(each) in values}
+                    operation.contents = {name: Contents(value) for name, value in found.items()}
             yield
 
     def weights(self, written: Mapping[int, torch.Tensor]) -> Values:

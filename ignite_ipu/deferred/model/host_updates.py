@@ -42,7 +42,7 @@ from ignite_ipu.deferred.model.call_replays import nothing
 from ignite_ipu.deferred.model.kept_weights import KeptWeights
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import average, note_backward
-from ignite_ipu.deferred.model.turns import begin_again, forget, keep_buffers
+from ignite_ipu.deferred.model.turns import begin_again, forget, keep_contents, restored
 from ignite_ipu.deferred.tensor.inputs import gradients_return
 from ignite_ipu.deferred.tensor.lost_gradients import LOST, lost_aside
 from ignite_ipu.deferred.tensor.reads import expected_loss, models_of
@@ -207,15 +207,18 @@ class HostGradients:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_restored_if_failed(loop.buffers, operations))
             loop.buffers.before_update([loss], loop, nothing)
-            older = begin_again(operations)
             retained = {each for each in operations if loss.retained and each.signature.trains}
             leave_uses(operations)
+            weights = loop.session.weights
             stack.enter_context(loop.buffers.in_update(operations))
-            keep_buffers(operations, retained, retained.__contains__, loop.session.weights)
+            older, renewed = begin_again(operations, loop.buffers)
+            note_left = keep_contents(operations, retained, retained.__contains__, weights)
             if older:
-                stack.enter_context(loop.session.weights.with_others(older))
+                stack.enter_context(weights.with_others(older, restored(older, renewed)))
             tensors = [*loop.modes.parameters, *[each for each, _ in pairs]]
             found, results = mixed_gradients(loss, tensors, asked, changes)
+            if note_left is not None:
+                note_left()
         for operation, tensors in results.items():
             if not operation.done:
                 operation.settle([tensor.detach() for tensor in tensors], keep=operation in retained)
@@ -231,32 +234,38 @@ class HostGradients:
     def _compute(self, loss: Loss, keeps: Callable[[Operation], bool], before: Optional[Values] = None) -> Gradients:
         """Have the device compute the gradients of a loss, after a look for edits."""
         loop, operations = self._loop, loss.operations
-        is_empty = loop.buffers.is_empty
-        with contextlib.nullcontext() if is_empty else _restored_if_failed(loop.buffers, operations):
+        weights, is_empty = loop.session.weights, loop.buffers.is_empty
+        with contextlib.ExitStack() as stack:
             if not is_empty:
+                stack.enter_context(_restored_if_failed(loop.buffers, operations))
                 loop.buffers.before_update([loss], loop, nothing)
             if loop.edits.older:
                 self._kept.follow_edits()
             if before is None:
                 loop.edits.check(operations, loop, "The gradient", unless_kept=True)
                 before = self._kept.values_then(loss)
-            older = [*before, *begin_again(operations)]
+            if not is_empty:
+                stack.enter_context(loop.buffers.in_update(operations))
+            again, renewed = begin_again(operations, loop.buffers)
+            older = [*before, *again]
             retained = {each for each in operations if loss.retained and keeps(each)}
             if USES:
                 leave_uses(operations)
             try:
-                with contextlib.nullcontext() if is_empty else loop.buffers.in_update(operations):
-                    keep_buffers(operations, retained, keeps, loop.session.weights)
+                note_left = keep_contents(operations, retained, keeps, weights)
+                # Older values have others on the host, which are the same after the call.
+                with weights.with_others(older, restored(older, renewed)) if older else contextlib.nullcontext():
+                    found = self._training.compute([loss], keeps)
+                    if note_left is not None:
+                        note_left()
                     if not older:
-                        return self._training.compute([loss], keeps)
-                    weights = loop.session.weights
-                    # Their values on the host are the same after the call.
-                    with weights.with_others(older):
-                        found = self._training.compute([loss], keeps)
-                        weights.to_host()
-                        buffers = [each for operation in operations for each in written_buffers(operation).values()]
-                        written = {id(each): plain(each).clone() for each in buffers}
-                        return dataclasses.replace(found, written=written)
+                        return found
+                    weights.to_host()
+                    buffers = [each for operation in operations for each in written_buffers(operation).values()]
+                    written = {id(each): plain(each).clone() for each in buffers}
+                    return dataclasses.replace(found, written=written)
+            except CaptureError:
+                raise  # before the device call: another loss of the same calls may go backward
             except BaseException as error:
                 for operation in operations:
                     if not operation.done:

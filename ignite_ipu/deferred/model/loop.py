@@ -299,7 +299,8 @@ class Loop:
         """Take the models as they are now, with the optimizers' state there is; returns whether that was possible.
 
         Loops make layers in a model's first call, put another head on it for another task, and prune it, again and
-        again. Between the losses of an update and the update, gradients come to the host first.
+        again. Between the losses of an update and the update, gradients come to the host first. Loops with which the
+        models have buffers in common then are joined with this one.
         """
         if not self.updates.is_known and self.updates.may_leave:
             self.updates.leave_device(f"Parts of {self.name} were replaced between backward() and the step.")
@@ -330,6 +331,9 @@ class Loop:
             else:
                 model.release()
         self.updates.go_on_from(before)
+        others = [other for model in self.models for other in model.others_with_buffers()]
+        if others:
+            self.setup.join([*others, *self.models], current_line())
         return True
 
     def take_replaced(self) -> None:

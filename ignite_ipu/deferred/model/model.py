@@ -140,7 +140,7 @@ class CapturedModel:
         except ComposedError:
             result = ComposedError
         except ReplacedError:
-            if not (begins and _begins_again(self)):
+            if not (begins and self.loop.begin_again()):
                 raise
             return self.call(args, kwargs, begins=False)
         except IPUError:
@@ -305,16 +305,6 @@ def _asks(loop: Loop, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
 
 def _awaits_update(model: CapturedModel) -> bool:
     return model.loop.updates.weights.awaits(model)
-
-
-def _begins_again(model: CapturedModel) -> bool:
-    """Take a model as it is now, of which parts were replaced, and return whether that was possible."""
-    if not model.loop.begin_again():
-        return False
-    others = model.others_with_buffers()
-    if others:
-        model.loop.setup.join([*others, model], current_line())
-    return True
 
 
 def _called_by_python(model: CapturedModel) -> List[nn.Module]:

@@ -11,20 +11,20 @@ import contextlib
 import dataclasses
 import itertools
 import weakref
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Container, Dict, FrozenSet, Iterable, Iterator, Optional, Sequence, Set, Tuple
 
 import torch
 
 from ignite_ipu.deferred.graph.call_signatures import CallSignature
 from ignite_ipu.deferred.graph.leaves import Input
-from ignite_ipu.deferred.graph.operations import CLOCK, Operation, Value, by_number
-from ignite_ipu.deferred.graph.state import Older, Values, read_buffers, written_buffers, written_ids
+from ignite_ipu.deferred.graph.operations import CLOCK, Contents, Operation, Value, by_number
+from ignite_ipu.deferred.graph.state import Older, Values, read_buffers, written_buffers
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
+from ignite_ipu.deferred.model.buffers import BufferBook
 from ignite_ipu.errors import CaptureError, logger
 from ignite_ipu.program.reached import reached
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import current_line
-from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.weights.tracker import Weights
 
 _ORDER = itertools.count(1)
@@ -114,12 +114,12 @@ class OlderWeights:
     def clear(self) -> None:
         self.kept.clear()
 
-    def keep(self, stepping: Reach, operations: Sequence[Operation], session: IPUSession) -> None:
+    def keep(self, stepping: Reach, operations: Sequence[Operation], weights: Weights) -> None:
         """Keep the weights that another optimizer is about to change, if pending operations have used them."""
         own = stepping.own
         if own not in self.kept and any(map(stepping.uses, operations)):
-            session.weights.to_host()
-            self.kept[own] = Older.of([each for each in session.weights.held.tensors if id(each) in own])
+            weights.to_host()
+            self.kept[own] = Older.of([each for each in weights.held.tensors if id(each) in own])
 
     def values(self, steps: Sequence[Tuple[Reach, int]], operations: Sequence[Operation]) -> Values:
         """Return the weights of other optimizers with which operations were recorded, if these have stepped since.
@@ -177,7 +177,7 @@ class Turn:
         others: Sequence[Tuple[Turn, Sequence[Loss]]],
         losses: Sequence[Loss],
         operations: Sequence[Operation],
-        session: IPUSession,
+        book: BufferBook,
     ) -> Iterator[Callable[[Operation], bool]]:
         """Make an update in the `with` block, and keep the operations and weights that updates of others need.
 
@@ -185,13 +185,14 @@ class Turn:
             others: The turns of the other optimizers, with their pending losses.
             losses: The losses of the update.
             operations: The operations of theirs that it makes.
+            book: The buffers of the loop's models.
 
         Returns:
             A function that returns whether gradients may flow through an operation once more.
         """
         for other, pending in others:
             computed = [each for loss in other.reach.chosen(pending) for each in loss.operations]
-            other.older.keep(self.reach, computed, session)
+            other.older.keep(self.reach, computed, book.weights)
         path = {operation for loss in losses if not loss.retained for operation in gradient_path(loss.value)}
         awaited = {each for _, pending in others for loss in pending for each in gradient_path(loss.value)}
 
@@ -199,68 +200,121 @@ class Turn:
             return operation.signature.trains and (operation not in path or operation in awaited)
 
         values = self.older.values([(other.reach, other.stepped) for other, _ in others], operations)
-        values += begin_again(operations)
-        keep_buffers(operations, awaited, keeps, session.weights)
+        again, renewed = begin_again(operations, book)
+        values += again
+        note_left = keep_contents(operations, awaited, keeps, book.weights)
         self.older.clear()
-        with session.weights.with_others(values) if values else contextlib.nullcontext():
+        with book.weights.with_others(values, restored(values, renewed)) if values else contextlib.nullcontext():
             yield keeps
+            if note_left is not None:
+                note_left()
         forget(path - awaited)
 
 
-def keep_buffers(
+def keep_contents(
     operations: Iterable[Operation],
-    awaited: Set[Operation],
+    awaited: Container[Operation],
     keeps: Callable[[Operation], bool],
     weights: Weights,
-) -> None:
+) -> Optional[Callable[[], None]]:
     """Keep the contents of the buffers that calls write, if they may run again for another optimizer's update.
 
     Other updates wait for the `awaited` operations; `keeps` returns whether gradients may flow through one once more.
+
+    Returns:
+        A function that keeps what the calls have left there, once they have run; None if that is not needed.
     """
-    device = set(operations)
-    written: Set[int] = set()
-    for operation in operations:
-        if operation.done or not operation.signature.writes:
-            continue
+    writers = {each for each in operations if each.signature.writes and not each.done}
+    device = set(operations) if writers else set()
+    last: Dict[int, Tuple[Operation, str, torch.Tensor]] = {}
+    kept: Set[Operation] = set()
+    for operation in sorted(writers, key=by_number):
         buffers = written_buffers(operation)
         needed = any(value.is_needed(device) for value in operation.values)
         if operation in awaited or (needed and keeps(operation)):
             weights.to_host()
-            operation.before = {name: plain(each).clone() for name, each in buffers.items() if id(each) not in written}
-        written.update(map(id, buffers.values()))
+            kept.add(operation)
+            firsts = {name: each for name, each in buffers.items() if id(each) not in last}
+            operation.contents = {name: Contents(plain(each).clone()) for name, each in firsts.items()}
+        last.update({id(each): (operation, name, each) for name, each in buffers.items()})
+
+    def note_left() -> None:
+        for operation, name, tensor in last.values():
+            if operation in kept:
+                weights.to_host()
+                found = operation.contents.get(name, Contents(None))
+                operation.contents = {**operation.contents, name: found._replace(after=plain(tensor).clone())}
+
+    return note_left if kept else None
 
 
-def begin_again(operations: Sequence[Operation]) -> Values:
-    """Return the buffers of calls that have run before, with their contents at that time: they are written once."""
+def begin_again(operations: Sequence[Operation], book: BufferBook) -> Tuple[Values, FrozenSet[int]]:
+    """Return the buffers of calls that have run before, with their contents at that time: they are written once.
+
+    The book has its buffers as they were before the calls of the update that were replayed. Returned are also the ids
+    of the buffers that others of the calls write anew, after these: they are not to be restored.
+    """
     again = [operation for operation in operations if operation.done]
     if not again:
-        return []
+        return [], frozenset()
     for operation in again:
         if operation.signature.draws and not operation.signature.warned:
             operation.signature.warned = True
             logger.warning(
-                "%s at %s is part of two optimizers' updates, and draws random numbers anew for the second: there it "
-                "has other values than the first has used. To have the same draws in both, draw in the loop, from "
-                "inputs of the model.",
+                "%s at %s is computed for an update after its values were computed, for a read or another optimizer's "
+                "update, and draws random numbers anew: there it has other values than before. To have the same draws "
+                "in both, draw in the loop, from inputs of the model.",
                 operation.name,
                 operation.line,
             )
-    written = frozenset().union(*[written_ids(each) for each in operations if not each.done])
+    every = sorted(operations, key=by_number)
+    used = [read_buffers(each) for each in every if each.model is not None]
     values: Dict[int, Tuple[torch.Tensor, Optional[torch.Tensor]]] = {}
-    used = [read_buffers(each) for each in operations if each.model is not None]
-    for operation in again:
+    last: Dict[int, Tuple[Operation, Contents]] = {}  # that has run before, or was replayed
+    renewed: Set[int] = set()
+    for operation in every:
+        replay = None if operation.done else book.taken.get(operation.number)
+        contents = operation.contents if replay is None else replay.contents
         for name, tensor in written_buffers(operation).items():
-            then = operation.before.get(name)
-            unknown = then is None and id(tensor) not in values and any(id(tensor) in each for each in used)
-            if unknown or id(tensor) in written:
-                raise CaptureError(
-                    f"The update at {current_line()} computes {operation.name} at {operation.line} once more, which "
-                    f"has written the buffer {name} for another optimizer's update. Other calls write it, too, so it "
-                    "would hold another value. Call the model again for this update; or, if it is not to use those "
-                    "gradients, clear them by zero_grad() before."
-                )
-            values.setdefault(id(tensor), (tensor, then))
-    return list(values.values())
+            key, found = id(tensor), contents.get(name, Contents(None))
+            is_read, former = any(key in each for each in used), last.get(key)
+            if key in renewed and operation.done:
+                former = operation, found
+            elif not operation.done and replay is None:
+                renewed.add(key)
+                if former is None or (key in values and _goes_on(tensor, values[key][1], former[1], book.weights)):
+                    continue
+            elif not (is_read and (found.before is None if former is None else _differ(former[1].after, found.before))):
+                if former is None and replay is None:
+                    values[key] = tensor, found.before
+                last[key] = operation, found
+                continue
+            first = operation if former is None else former[0]
+            raise CaptureError(
+                f"The update at {current_line()} computes {first.name} at {first.line} once more, which has written "
+                f"the buffer {name} when its values were computed, for a read or another optimizer's update. Other "
+                "calls write it, too, so it would hold another value. Call the model again for this update; or, if it "
+                "is not to use those gradients, clear them by zero_grad() before."
+            )
+    return list(values.values()), frozenset(renewed & values.keys())
+
+
+def restored(values: Values, renewed: FrozenSet[int]) -> Optional[FrozenSet[int]]:
+    """Return the ids of tensors that are to be restored after an update, without `renewed` ones; None for all."""
+    return frozenset(id(tensor) for tensor, _ in values) - renewed if renewed else None
+
+
+def _goes_on(tensor: torch.Tensor, begun: Optional[torch.Tensor], last: Contents, weights: Weights) -> bool:
+    """Return whether a call that has yet to run finds in a buffer what the last of some others leaves there."""
+    weights.to_host()
+    return begun is not None and last.after is not None and torch.equal(plain(tensor), last.after)
+
+
+def _differ(left: Optional[torch.Tensor], found: Optional[torch.Tensor]) -> bool:
+    """Return whether a call has found other contents than another has left; those of one program follow each other."""
+    if left is None or found is None:
+        return left is not found
+    return not torch.equal(left, found)
 
 
 def forget(operations: Iterable[Operation]) -> None:

@@ -294,8 +294,7 @@ def test_gradients_of_another_step_that_nobody_clears() -> None:
         return found
 
     check_native(loop, "plain")
-    with pytest.raises(CaptureError, match=r"has written the buffer 1\.running_\w+ for another .*zero_grad"):
-        trained(loop, "norm", True)
+    check_native(loop, "norm")
 
 
 @pytest.mark.parametrize("update", ["device", "auto"])
@@ -361,7 +360,8 @@ def test_weights_move_once_for_each_turn() -> None:
         return []
 
     trained(loop, "norm", True)
-    assert copies == ["<>", "", "", "", "<>"] * 2
+    # What the generator's step leaves in buffers comes to the host: the discriminator's may be of the same calls.
+    assert copies == [">", "", "", "", "<><"] * 2
 
 
 def listen(session: IPUSession, copies: List[str]) -> None:
@@ -534,6 +534,11 @@ def fine_tuned(kind: str, clears_first: bool, update: Optional[str]) -> Any:
 @pytest.mark.parametrize("update", ["auto", "host"])
 def test_an_optimizer_of_a_new_model_with_weights_of_an_older_one(kind: str, clears_first: bool, update: str) -> None:
     """An encoder is trained first, and then a classifier that has its layers."""
+    if update == "auto" and clears_first and kind.endswith("third"):
+        # The decoder's gradients of the third model's losses are never cleared, and no optimizer holds it any more.
+        with pytest.raises(CaptureError, match=r"A gradient is used at .* that is gone"):
+            fine_tuned(kind, clears_first, update)
+        return
     found, native = fine_tuned(kind, clears_first, update), fine_tuned(kind, clears_first, None)
     torch.testing.assert_close(found, native, rtol=1e-4, atol=1e-6)
 
