@@ -305,7 +305,7 @@ def called_on_host(
         recorder.mark_memory(map(plain, named_tensors(model).values()))
         reads = ValueReads(recorder) if refuse_reads else None
         if reads is not None:
-            # A call reads what the one before it has written.
+            # A call reads the tensors that the one before it has written.
             later = [left_there[path] for path in written_by_last]
             recorder.before_index = reads.check_index
             recorder.mark_data([*copies, *map(plain, all_parameters(model)), *later])

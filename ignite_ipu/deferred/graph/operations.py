@@ -185,7 +185,7 @@ NORM = CallSignature(
 
 
 class Contents(NamedTuple):
-    """What a call found in a buffer when it ran first, and what it left there; None for what is not known."""
+    """The contents of a buffer around the first run of a call that writes it; None if they are not known."""
 
     before: Optional[torch.Tensor]
     after: Optional[torch.Tensor] = None

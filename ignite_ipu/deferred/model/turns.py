@@ -217,12 +217,12 @@ def keep_contents(
     keeps: Callable[[Operation], bool],
     weights: Weights,
 ) -> Optional[Callable[[], None]]:
-    """Keep the contents of the buffers that calls write, if they may run again for another optimizer's update.
+    """Keep the contents of the buffers that calls write, if the calls may run again for another update.
 
     Other updates wait for the `awaited` operations; `keeps` returns whether gradients may flow through one once more.
 
     Returns:
-        A function that keeps what the calls have left there, once they have run; None if that is not needed.
+        A function that keeps the contents after the calls, once they have run; None if these cannot be needed.
     """
     writers = {each for each in operations if each.signature.writes and not each.done}
     device = set(operations) if writers else set()
@@ -305,7 +305,7 @@ def restored(values: Values, renewed: FrozenSet[int]) -> Optional[FrozenSet[int]
 
 
 def _goes_on(tensor: torch.Tensor, begun: Optional[torch.Tensor], last: Contents, weights: Weights) -> bool:
-    """Return whether a call that has yet to run finds in a buffer what the last of some others leaves there."""
+    """Return whether a buffer has the contents with which the last of some calls has left it, for the next one."""
     weights.to_host()
     return begun is not None and last.after is not None and torch.equal(plain(tensor), last.after)
 

@@ -108,7 +108,7 @@ def _in_attributes(training: Training) -> Iterator[KeptResult]:
             stored = (node for node in walk(method) if isinstance(node, ast.Attribute) and dotted(node.value) == "self")
             kept |= {node.attr for node in stored if isinstance(node.ctx, ast.Store)}
         kept -= {name for name, kind in model.holds.items() if kind in _REGISTERED}
-    # A function that calls the model itself has what this call has set.
+    # A function that calls the model itself has the attributes that this call has set.
     called = [call for call in file.nodes(ast.Call) if (dotted(call.func) or "").rpartition(".")[2] in models]
     callers: Set[Optional[Function]] = set(map(file.function_of, called))
     for node in file.nodes(ast.Attribute) if kept else ():

@@ -360,7 +360,7 @@ def test_weights_move_once_for_each_turn() -> None:
         return []
 
     trained(loop, "norm", True)
-    # What the generator's step leaves in buffers comes to the host: the discriminator's may be of the same calls.
+    # The generator's step brings the buffers to the host: the discriminator's may be of the same calls.
     assert copies == [">", "", "", "", "<><"] * 2
 
 
