@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import List, Optional, Sequence, Tuple
 
+from ignite_ipu.migration.analysis.engine_changes import changes_fused_updates
 from ignite_ipu.migration.analysis.names import dotted, method_calls, owner_of, walk
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.training import Training
@@ -31,6 +32,8 @@ def makes_plain_updates(training: Training) -> bool:
     file = training.file
     uses = any(node.attr == "grad" and node not in file.traced for node in file.nodes(ast.Attribute))
     if uses or len(training.optimizer_calls) != 1 or list(file.method_calls(*_HOOKS)) or _hands_on(training):
+        return False
+    if changes_fused_updates(training):
         return False
     return all(_is_plain(training, backward) for backward in training.backwards)
 

@@ -93,7 +93,7 @@ def test_kept_results(lines, name):
         program(forward='kept["last"] = out.detach()').replace("create_supervised_trainer", "make"),
     ],
 )
-def test_what_is_no_kept_result(lines, code):
+def test_other_values(lines, code):
     """Variables of the call, tables that are made once, buffers, and code outside of a trainer's program."""
     assert lines(RULE, code) == []
 

@@ -1,11 +1,10 @@
-"""Code that runs between the construction of an Ignite trainer and the end of its training."""
+"""Code that runs between the construction of an engine or an optimizer and the end of the training with it."""
 
 from __future__ import annotations
 
 import ast
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Union
 
-from ignite_ipu.migration.analysis.engines import EVALUATOR_FACTORIES
 from ignite_ipu.migration.analysis.kinds import Function
 from ignite_ipu.migration.analysis.names import argument, children, dotted, owner_of, walk
 from ignite_ipu.migration.analysis.training import Training
@@ -16,23 +15,32 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 class Reached(NamedTuple):
-    """A node that runs after a trainer was made; `begun` if the trainer may have run by then."""
+    """A node that runs after the construction; `begun` if the training may have begun by then."""
 
     node: ast.AST
     begun: bool
 
 
-class TrainerRegions:
-    """The nodes of a file that run after one of its trainers was made, and before this one's last run ends.
+class TrainingRegions:
+    """The nodes of a file that run after one of some objects was made, and before the last run with it ends.
 
     These are handlers, code between the construction and a run, or between two runs, and the functions that they call.
+
+    Args:
+        training: The training of the file.
+        made: The constructions of the objects.
+        runs: The calls that train or evaluate with them.
+        repeated: Whether functions that run, and make none, are called again and again.
     """
 
-    def __init__(self, training: Training) -> None:
-        self._training, self._file = training, training.file
-        self._functions = training.host_functions
-        self._makers = self._functions.above(training.trainers)
-        self._evaluators = {owner for owner, value in self._file.assigned if self._is_evaluator(value)}
+    def __init__(
+        self, training: Training, made: Sequence[ast.Call], runs: Iterable[ast.Call], repeated: bool = False
+    ) -> None:
+        self._file, self._functions = training.file, training.host_functions
+        self._made, self._makers, self._repeated = made, self._functions.above(made), repeated
+        self._runs: Dict[Optional[Function], List[ast.Call]] = {}
+        for call in runs:
+            self._runs.setdefault(self._file.function_of(call), []).append(call)
 
     def nodes(self) -> Iterator[Reached]:
         """Yield the nodes, each once."""
@@ -40,9 +48,6 @@ class TrainerRegions:
         pending = (node for node in self._after((), self._between(False)) if id(node) not in begun)
         yield from begun.values()
         yield from (Reached(node, False) for node in pending)
-
-    def _is_evaluator(self, value: ast.expr) -> bool:
-        return self._file.names.called(value) in EVALUATOR_FACTORIES
 
     def _handlers(self) -> Iterator[_Code]:
         """Yield the functions that events of engines call."""
@@ -73,29 +78,24 @@ class TrainerRegions:
         return [*nodes, *(node for function in reached(start, called) for node in walk(function))]
 
     def _between(self, begun: bool) -> List[ast.AST]:
-        """Return the nodes of functions, and of the module, that run between runs of trainers, or before the first."""
-        runs: Dict[Optional[Function], List[ast.Call]] = {}
-        for call, owner in self._file.method_calls("run"):
-            if owner not in self._evaluators:
-                runs.setdefault(self._file.function_of(call), []).append(call)
+        """Return the nodes of functions, and of the module, that run between two runs, or before the first."""
         found: List[ast.AST] = []
-        for function, own in runs.items():
-            scope = self._file.tree if function is None else function
-            nodes = list(_own_nodes(scope))
+        for function, runs in self._runs.items():
+            nodes = list(_own_nodes(self._file.tree if function is None else function))
             made = [node for node in nodes if self._makes(node)]
-            if not made and function in self._makers:
-                continue
-            found += [node for node in nodes if self._runs_at(node, made, own) is begun]
+            if made or function not in self._makers:
+                always = self._repeated and function is not None and not made
+                found += [node for node in nodes if (always or self._runs_at(node, made, runs)) is begun]
         return found
 
     def _makes(self, node: ast.AST) -> bool:
-        """Return whether a node is the construction of a trainer, or a call of a function that makes one."""
+        """Return whether a node is a construction, or a call of a function that has one."""
         return isinstance(node, ast.Call) and (
-            node in self._training.trainers or self._functions.callee(node) in self._makers - {None}
+            node in self._made or self._functions.callee(node) in self._makers - {None}
         )
 
     def _runs_at(self, node: ast.AST, made: Sequence[ast.AST], runs: Sequence[ast.Call]) -> Optional[bool]:
-        """Return whether a node runs after a run of the trainer that is followed by another; None outside of both."""
+        """Return whether a node runs after a run that is followed by another, or before the first; None for others."""
         place = getattr(node, "lineno", 0)
         before = [end for end in (getattr(each, "end_lineno", 0) for each in made) if end < place]
         if not place or (made and not before):

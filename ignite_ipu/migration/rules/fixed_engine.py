@@ -1,10 +1,11 @@
-"""A trainer whose model gets other parts, or whose optimizer another update, after the trainer was made.
+"""A trainer or evaluator whose model gets other tensors, or whose optimizer another update, after it was made.
 
 create_ipu_trainer compiles the update of one optimizer for the tensors that the model has then. It refuses other
 parameter groups, another kind of update, replaced layers, a step on the host, trainable weights that no group holds,
-and a second trainer of the model. Loops and engines that `run` captures are compiled again.
+and a second trainer of the model. create_ipu_evaluator refuses replaced layers. Loops and engines that `run` captures
+are compiled again.
 
-Remedy: Make such changes before the trainer, or train with `import ignite_ipu.auto`, which `ignite-ipu migrate` does.
+Remedy: Make such changes before the engine, or train with `import ignite_ipu.auto`, which `ignite-ipu migrate` does.
 
 Example:
       import torch
@@ -27,8 +28,8 @@ Example:
 
 from __future__ import annotations
 
-from ignite_ipu.migration.analysis.engines import TRAINER_FACTORIES
-from ignite_ipu.migration.analysis.trainer_changes import trainer_changes
+from ignite_ipu.migration.analysis.engine_changes import engine_changes
+from ignite_ipu.migration.analysis.engines import EVALUATOR_FACTORIES, TRAINER_FACTORIES
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
@@ -36,6 +37,7 @@ REWRITTEN = True
 
 
 def check(program: Program) -> Hits:
-    ours = any(True for _ in program.calls(TRAINER_FACTORIES[1]))
-    for node, change in trainer_changes(program.training):
-        yield Hit(node, f"create_ipu_trainer refuses it: {change}", run=Outcome.REFUSED if ours else None)
+    ours = any(True for _ in program.calls(TRAINER_FACTORIES[1], EVALUATOR_FACTORIES[1]))
+    refuses = "create_ipu_trainer" if program.training.trainers else "create_ipu_evaluator"
+    for node, change in engine_changes(program.training):
+        yield Hit(node, f"{refuses} refuses it: {change}", run=Outcome.REFUSED if ours else None)

@@ -1,10 +1,11 @@
-"""Changes of a model's tensors or of an optimizer's update that a trainer's compiled program does not take over."""
+"""Changes of a model's tensors or of an optimizer's update that compiled programs of engines do not take over."""
 
 from __future__ import annotations
 
 import ast
-from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+from ignite_ipu.migration.analysis.engines import EVALUATOR_FACTORIES
 from ignite_ipu.migration.analysis.kinds import Kind, parameters_of
 from ignite_ipu.migration.analysis.names import (
     argument,
@@ -20,8 +21,8 @@ from ignite_ipu.migration.analysis.names import (
     unmoved,
     walk,
 )
-from ignite_ipu.migration.analysis.trainer_regions import TrainerRegions
 from ignite_ipu.migration.analysis.training import Training
+from ignite_ipu.migration.analysis.training_regions import TrainingRegions
 
 _STRUCTURAL = ("nesterov", "centered", "maximize", "amsgrad", "decoupled_weight_decay")
 _NUMBERS = ("momentum", "dampening", "weight_decay")
@@ -40,37 +41,70 @@ _OF_LOSSES = ("weight", "pos_weight")
 _PARAMETERS = ("torch.nn.Parameter", "torch.nn.parameter.Parameter", "torch.nn.Identity")
 
 
-class TrainerChange(NamedTuple):
+class EngineChange(NamedTuple):
     """A node that makes a change, and the change as a clause."""
 
     node: ast.AST
     change: str
 
 
-def trainer_changes(training: Training) -> Iterator[TrainerChange]:
-    """Yield the changes after the construction of a trainer, and the trainers that train a part, or a model again."""
-    if training.trainers:
-        found = _Changes(training)
-        yield from found.of_optimizers()
-        yield from found.of_trainers()
-        for node, begun in TrainerRegions(training).nodes():
-            change = found.of_update(node, begun) or found.of_model(node)
-            if change is not None:
-                yield TrainerChange(node, change)
+def engine_changes(training: Training) -> Iterator[EngineChange]:
+    """Yield the changes after the construction of Ignite's engines, and the trainers of a part, or of a model again."""
+    trainers, file = training.trainers, training.file
+    made = [*trainers, *(call for call, _ in file.calls(*EVALUATOR_FACTORIES))]
+    if not made:
+        return
+    # Trainers of ours may name hyper-parameters that change.
+    told = any(argument(call, name) is not None for call in trainers for name in ("variable", "config"))
+    given = [argument(call, "optimizer", 1) for call in trainers]
+    found = _Changes(
+        training,
+        models=_last_names(argument(call, "model", 0) for call in made),
+        optimizers=_last_names(None if each is None else training.unwrapped(each) for each in given),
+        losses=_last_names(argument(call, "loss_fn", 2) for call in trainers),
+        constants=() if told else _NUMBERS,
+    )
+    yield from found.of_optimizers()
+    yield from found.of_trainers()
+    runs = (call for call, _ in file.method_calls("run") if file.names.resolve(call.func) is None)
+    for node, begun in TrainingRegions(training, made, runs).nodes():
+        change = found.of_step(node, begun) or found.of_update(node, begun) or found.of_model(node)
+        if change is not None:
+            yield EngineChange(node, change)
+
+
+def changes_fused_updates(training: Training) -> bool:
+    """Return whether a file changes its models or the updates of its optimizers so that only the host updates them."""
+    file, functions = training.file, training.host_functions
+    found = _Changes(
+        training,
+        models=frozenset(map(_last_of, training.models)),
+        optimizers=frozenset(map(_last_of, training.optimizers)),
+        losses=frozenset(),
+        constants=_NUMBERS,
+    )
+    if any(True for _ in found.of_parts()):
+        return True
+    trains = functions.above(training.backwards)
+    calls = (call for call in file.nodes(ast.Call) if functions.callee(call) in trains - {None})
+    runs = [*training.backwards, *calls, *(call for call, _ in file.method_calls("run"))]
+    regions = TrainingRegions(training, [call for call, _ in training.optimizer_calls], runs, repeated=True)
+    return any(found.of_update(node, begun) or found.of_model(node) for node, begun in regions.nodes())
 
 
 class _Changes:
-    def __init__(self, training: Training) -> None:
+    """Changes of models, optimizers and losses, which are given by the last parts of their names."""
+
+    def __init__(
+        self,
+        training: Training,
+        models: FrozenSet[str],
+        optimizers: FrozenSet[str],
+        losses: FrozenSet[str],
+        constants: Sequence[str],
+    ) -> None:
         self._training, self._file = training, training.file
-        self._models = {_last(argument(call, "model", 0)) for call in training.trainers} - {""}
-        self._losses = {_last(argument(call, "loss_fn", 2)) for call in training.trainers} - {""}
-        given = [argument(call, "optimizer", 1) for call in training.trainers]
-        self._optimizers = {_last(None if each is None else training.unwrapped(each)) for each in given} - {""}
-        # Trainers of ours may have been told.
-        variable = any(
-            argument(call, name) is not None for call in training.trainers for name in ("variable", "config")
-        )
-        self._constants = () if variable else _NUMBERS
+        self._models, self._optimizers, self._losses, self._constants = models, optimizers, losses, constants
         self._rewriting = {id(call): name for call, name in self._file.calls(*_OF_PARTS)}
         own = self._file.models
         self._holds: Dict[str, Kind] = {name: kind for model in own for name, kind in model.holds.items()}
@@ -86,15 +120,18 @@ class _Changes:
 
     # The optimizer
 
-    def of_update(self, node: ast.AST, begun: bool) -> Optional[str]:
-        """Return the change of an update that a node makes, when a trainer was made, and perhaps has `begun`."""
+    def of_step(self, node: ast.AST, begun: bool) -> Optional[str]:
+        """Return the change that a trainer refuses, and a loop does not, when it was made, and perhaps has `begun`."""
         owner = owner_of(node, "add_param_group", "step")
-        if owner is not None and _last_of(owner) in self._optimizers:
-            assert isinstance(node, ast.Call)
-            if owner_of(node, "step") is None:
-                return f"{owner} gets another parameter group"
-            return f"{owner}.step() is called on the host" if begun else None
-        if not begun:
+        if owner is None or _last_of(owner) not in self._optimizers:
+            return None
+        if owner_of(node, "step") is None:
+            return f"{owner} gets another parameter group"
+        return f"{owner}.step() is called on the host" if begun else None
+
+    def of_update(self, node: ast.AST, begun: bool) -> Optional[str]:
+        """Return the change of an update that a node makes, if the training has `begun`."""
+        if not begun or not self._optimizers:
             return None
         owner = owner_of(node, *_LISTS)
         if owner is not None:
@@ -115,7 +152,7 @@ class _Changes:
             return "a parameter group gets other parameters"
         if name in _STRUCTURAL:
             return f"{name} of a parameter group changes, by which the update is selected"
-        if name in self._constants and not deletes and all(map(self._is_zero, *zip(*self._made(str(name))))):
+        if name in self._constants and not deletes and self._is_zero(str(name)):
             return f"{name} of a parameter group changes, which is a constant of the update because it was 0"
         return None
 
@@ -133,19 +170,11 @@ class _Changes:
             )
         return isinstance(node, ast.Subscript) and getattr(node.value, "attr", "") == "param_groups"
 
-    def _made(self, hyper: str) -> List[Tuple[ast.Call, str, str]]:
-        """Return the constructions of the trainers' optimizers, with their classes and the hyper-parameter."""
+    def _is_zero(self, name: str) -> bool:
+        """Return whether a hyper-parameter is zero for all groups, by the constructions of the optimizers."""
         named = self._training.optimizers.items()
-        return [(call, kind, hyper) for name, (call, kind) in named if _last_of(name) in self._optimizers]
-
-    @staticmethod
-    def _is_zero(call: ast.Call, kind: str, name: str) -> bool:
-        """Return whether a hyper-parameter is zero by an optimizer's construction, for all groups."""
-        keys = {constant(key) for node in walk(call) if isinstance(node, ast.Dict) for key in node.keys}
-        if has_hidden_arguments(call) or name in keys or call.args[2:]:
-            return False
-        value = argument(call, name)
-        return constant(value) == 0 if value is not None else name not in _NOT_ZERO.get(kind, ())
+        made = [given for target, given in named if _last_of(target) in self._optimizers]
+        return bool(made) and all(_is_made_zero(call, kind, name) for call, kind in made)
 
     # The model
 
@@ -201,18 +230,25 @@ class _Changes:
 
     # Trainers
 
-    def of_optimizers(self) -> Iterator[TrainerChange]:
-        """Yield the trainers of models of which their optimizers hold one part alone, if nothing is frozen."""
-        frozen = any(node.attr in ("requires_grad", "requires_grad_") for node in self._file.nodes(ast.Attribute))
-        for trainer in () if frozen else self._training.trainers:
-            model, optimizer = dotted(argument(trainer, "model", 0)), argument(trainer, "optimizer", 1)
-            made = self._training.optimizers.get(dotted(optimizer) or "")
-            owners = {owner_of(node, "parameters") for node in walk(made[0])} - {None} if made is not None else set()
-            part = min(map(str, owners)) if len(owners) == 1 else ""
-            if model is not None and part.startswith(f"{model}."):
-                yield TrainerChange(trainer, f"{dotted(optimizer)} holds the parameters of {part} alone")
+    def of_optimizers(self) -> Iterator[EngineChange]:
+        """Yield the trainers of models of which their optimizers hold one part alone."""
+        parts = dict(self.of_parts())
+        for trainer in self._training.trainers:
+            optimizer = dotted(argument(trainer, "optimizer", 1)) or ""
+            if optimizer in parts:
+                yield EngineChange(trainer, f"{optimizer} holds the parameters of {parts[optimizer]} alone")
 
-    def of_trainers(self) -> Iterator[TrainerChange]:
+    def of_parts(self) -> Iterator[Tuple[str, str]]:
+        """Yield the optimizers that hold the parameters of one part of a model alone, with it, if nothing is frozen."""
+        if any(node.attr in ("requires_grad", "requires_grad_") for node in self._file.nodes(ast.Attribute)):
+            return
+        for name, (made, _) in self._training.optimizers.items():
+            owners = {owner_of(node, "parameters") for node in walk(made)} - {None}
+            part = min(map(str, owners)) if len(owners) == 1 else ""
+            if _last_of(part.rpartition(".")[0]) in self._models:
+                yield name, part
+
+    def of_trainers(self) -> Iterator[EngineChange]:
         """Yield the constructions of trainers for a model that has one already, unless one is closed."""
         if list(self._file.method_calls("close")):
             return
@@ -225,7 +261,7 @@ class _Changes:
             again = (function, model) in known and len(made) <= 1
             known.add((function, model))
             if again or self._is_made_again(trainer, made) or self._is_given_again(function, model):
-                yield TrainerChange(trainer, f"{model} has a trainer already")
+                yield EngineChange(trainer, f"{model} has a trainer already")
 
     def _is_made_again(self, trainer: ast.Call, made: List[ast.expr]) -> bool:
         """Return whether a trainer is made in a loop, and its model is not."""
@@ -243,6 +279,15 @@ class _Changes:
         )
 
 
+def _is_made_zero(call: ast.Call, kind: str, name: str) -> bool:
+    """Return whether a hyper-parameter is zero for all groups of an optimizer of a class, by its construction."""
+    keys = {constant(key) for node in walk(call) if isinstance(node, ast.Dict) for key in node.keys}
+    if has_hidden_arguments(call) or name in keys or call.args[2:]:
+        return False
+    value = argument(call, name)
+    return constant(value) == 0 if value is not None else name not in _NOT_ZERO.get(kind, ())
+
+
 def _targets(node: ast.AST) -> Iterator[Tuple[ast.expr, bool]]:
     """Yield the targets that a statement assigns, or deletes."""
     if isinstance(node, ast.Delete):
@@ -256,8 +301,8 @@ def _targets(node: ast.AST) -> Iterator[Tuple[ast.expr, bool]]:
                 yield target, False
 
 
-def _last(node: Optional[ast.AST]) -> str:
-    return _last_of(dotted(node) or "")
+def _last_names(nodes: Iterable[Optional[ast.AST]]) -> FrozenSet[str]:
+    return frozenset(_last_of(dotted(node) or "") for node in nodes) - {""}
 
 
 def _last_of(name: str) -> str:

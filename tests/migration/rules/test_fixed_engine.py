@@ -13,7 +13,7 @@ from ignite_ipu.migration.findings import Outcome
 from ignite_ipu.migration.migrator import migrate_source
 from ignite_ipu.migration.source.file import Source
 
-RULE = "fixed-trainer"
+RULE = "fixed-engine"
 PROGRAM = """
 import torch
 from ignite.engine import Events, create_supervised_trainer
