@@ -281,7 +281,7 @@ class BufferBook:
         with self.weights.with_others(list(began.values()), kept) if began else contextlib.nullcontext():
             yield
         for each in evaluations:
-            self._edits.note(each.number)
+            self._edits.note(each.number, each.before)
         for call, replay in left.values():
             if not call.done:
                 call.settle(replay.results)

@@ -122,9 +122,9 @@ class WeightEdits:
         for key, number in other._uncounted.items():
             self._uncounted[key] = max(number, self._uncounted.get(key, 0))
 
-    def note(self, number: int) -> None:
-        """Count an edit that was made when operations had come up to a number."""
-        self._note(number, None, lost=True)
+    def note(self, number: int, ids: Iterable[int]) -> None:
+        """Count an edit of some tensors that was made when operations had come up to a number."""
+        self._note(number, ids, lost=True)
 
     def older_than(self, call: Operation) -> bool:
         """Return whether the last edit was before a call."""

@@ -39,7 +39,7 @@ from ignite_ipu.deferred.model.recording import RecordedCalls
 from ignite_ipu.deferred.tensor.composed import ComposedCode, ComposedError
 from ignite_ipu.deferred.tensor.deferred_values import all_values, deferred_values, resolved
 from ignite_ipu.deferred.tensor.outside import OutsideTensors
-from ignite_ipu.deferred.tensor.reads import awaits_backward, not_frozen
+from ignite_ipu.deferred.tensor.reads import awaits_backward
 from ignite_ipu.deferred.tensor.stored_values import bring_waiting
 from ignite_ipu.deferred.tensor.without_graph import without_graph
 from ignite_ipu.deferred.tensor.written_tensors import WAITING
@@ -195,20 +195,22 @@ class CapturedModel:
         """Return the result of a call without gradients or in evaluation mode, recorded if weights may be trained."""
         grad, loop = torch.is_grad_enabled(), self.loop
         trains = grad and not self.is_frozen and is_held(self.model)
-        if not (trains or (grad and _asks(self.loop, args, kwargs))):
-            if not self.continues_a_step(args, kwargs):
-                loop.setup.observer.called(self, recorded=False)
-                loop.session.hooks.follower.check_evaluation()
-                if loop.evaluations.waiting:
-                    loop.evaluations.before_evaluation(self.model)
-                evaluated = functools.partial(loop.evaluation.run, outside=self.outside, left=self.left)
-                if not grad:
-                    return evaluated(args, kwargs, self.model, failed=self._failed)
-                show = functools.partial(self._shown, (args, kwargs))
-                return evaluated(args, kwargs, self.model, show, grad, self._failed)
-            if not (grad or self.is_frozen):
-                raise not_frozen(self)
-        return self._calls.record(args, kwargs)
+        if trains or (grad and _asks(self.loop, args, kwargs)):
+            return self._calls.record(args, kwargs)
+        if self.continues_a_step(args, kwargs):
+            if grad or self.is_frozen:
+                return self._calls.record(args, kwargs)
+            # The weights are those of now, which a step changes that may be made before that of the values.
+            args, kwargs = resolved((args, kwargs), "an argument")
+        loop.setup.observer.called(self, recorded=False)
+        loop.session.hooks.follower.check_evaluation()
+        if loop.evaluations.waiting:
+            loop.evaluations.before_evaluation(self.model)
+        evaluated = functools.partial(loop.evaluation.run, outside=self.outside, left=self.left)
+        if not grad:
+            return evaluated(args, kwargs, self.model, failed=self._failed)
+        show = functools.partial(self._shown, (args, kwargs))
+        return evaluated(args, kwargs, self.model, show, grad, self._failed)
 
     def _shown(self, arguments: Any, output: Any) -> Any:
         """Return the output of an inference program, which requires gradients if arguments do."""

@@ -12,11 +12,11 @@ from ignite_ipu.deferred.graph.operations import NORM, Operation, Value, replaye
 from ignite_ipu.deferred.graph.owners import Captured, CapturedLoop
 from ignite_ipu.deferred.graph.step_graph import CALL, Loss, ancestors, sources_of
 from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
-from ignite_ipu.errors import EarlyReadError, listed
+from ignite_ipu.errors import EarlyReadError
 from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.reached import reached
 from ignite_ipu.program.user_code import Line, current_line
-from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, lacks_gradients, usual_dispatch
+from ignite_ipu.torch_names.tensors import lacks_gradients, usual_dispatch
 
 _SAMPLING = word_set("multinomial bernoulli normal poisson binomial")
 
@@ -193,17 +193,6 @@ def _refusal(loop: CapturedLoop, value: Value, what: str) -> EarlyReadError:
     return EarlyReadError(
         f"{what} at {line} asks for a value of the training step before the step has run: its loss has "
         f"not gone backward. {remedy}"
-    )
-
-
-def not_frozen(model: Any) -> EarlyReadError:
-    """Return the error for a call, with a value of a step that has not run, of a captured model outside of the step."""
-    with DisableTorchFunctionSubclass():
-        names = [name for name, parameter in model.model.named_parameters() if parameter.requires_grad]
-    return EarlyReadError(
-        f"{model.name} was called at {current_line()}, without gradients, with a value of the training step before the "
-        f"step has run, and is not frozen: {listed(names)} requires gradients. Call it after optimizer.step(); or, as "
-        "a part of the step, with gradients enabled, or with requires_grad_(False) on all its parameters."
     )
 
 

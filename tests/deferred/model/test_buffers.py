@@ -147,6 +147,29 @@ def test_a_call_that_is_kept_over_steps_of_its_weights(update: str, reads: bool)
     check_native(loop, update)
 
 
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_model_scores_results_without_gradients_before_their_step(evaluates: bool, update: str) -> None:
+    """It does so with the weights that it has then, and writes its statistics in training mode."""
+
+    def loop(pair: Pair) -> None:
+        for _ in range(3):
+            pair.encoding.zero_grad()
+            pair.decoding.zero_grad()
+            code = pair.encoder(torch.randn(6, 4))
+            pair.decoder.train(not evaluates)
+            with torch.no_grad():
+                pair.seen.append(pair.decoder(code).mean())
+            pair.decoder.train()
+            pair.decoder(code.detach()).pow(2).mean().backward()
+            pair.decoding.step()
+            pair.decoder(code).pow(2).mean().backward()
+            pair.encoding.step()
+            pair.look()
+
+    check_native(loop, update, normalised=True)
+
+
 class Counting(nn.Module):
     """A linear layer whose results depend on a count of its calls."""
 
