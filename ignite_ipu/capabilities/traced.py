@@ -49,6 +49,11 @@ STATE = Restriction(
     "would have the values of the first",
     "Pass changing values as arguments, and return values to keep; or register a buffer and write into it in place.",
 )
+LIST = Restriction(
+    "{where} adds tensors to a list that still has those of the previous call, and a compiled program returns those of "
+    "one call",
+    "Clear the list before each call of the model, and keep its tensors in the loop if they are needed later.",
+)
 REPLACED = Restriction(
     "{where} puts another tensor in the place of a registered one, and a device keeps the tensor that the model was "
     "prepared with",

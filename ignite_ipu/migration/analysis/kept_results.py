@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
-from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Union
+import itertools
+from typing import Iterator, List, NamedTuple, Optional, Set, Tuple, Union
 
 from ignite_ipu.migration.analysis.kinds import Function, Kind, parameters_of
 from ignite_ipu.migration.analysis.models import Model
-from ignite_ipu.migration.analysis.names import argument, chain_of, dotted, names_bound, walk
+from ignite_ipu.migration.analysis.names import argument, attributes_in, chain_of, dotted, names_bound, owner_of, walk
+from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.tensor_methods import MUTATORS
 from ignite_ipu.migration.analysis.training import Training
 from ignite_ipu.program.reached import reached
@@ -32,39 +34,93 @@ def kept_results(training: Training) -> Iterator[KeptResult]:
 
 
 def _in_variables(training: Training) -> Iterator[KeptResult]:
-    for function in _compiled(training):
-        nodes = walk(function)
-        own = {name.split(".")[0] for node in nodes for name in names_bound(node)} | _given(function)
-        tested = {
-            name for node in nodes if isinstance(node, ast.If) for name in chain_of(node.test) | _names(node.test)
-        }
-        for node in nodes:
-            for changed in _changed(node):
-                name = dotted(changed)
-                first = (name or "").split(".")[0]
-                if name is None or first in own | tested or first in training.file.names.imports:
-                    continue
-                yield KeptResult(
-                    node, f"{name} is changed by code that runs once, while a trainer's program is compiled"
-                )
+    for function in (*_forwards(training), *_losses(training)):
+        for node, name, _ in _outer_changes(training, function):
+            yield KeptResult(node, f"{name} is changed by code that runs once, while a trainer's program is compiled")
 
 
-def _compiled(training: Training) -> Iterator[_Code]:
-    """Yield the functions of a file that a trainer's program is compiled from: of models, losses and hooks."""
+def growing_lists(training: Training) -> Iterator[KeptResult]:
+    """Yield the additions of tensors to lists by models and hooks, if no iteration that calls a model clears these."""
+    file = training.file
+    calls = [*training.backward_calls, *(call for call in file.nodes(ast.Call) if dotted(call.func) in training.models)]
+    looped = [call for call in calls if next(file.loops_around(call), None) is not None]
+    hooks = [call for call, _ in file.method_calls(*_HOOKS)]
+    removed = any(True for _ in file.method_calls("remove"))
+    followed = any(_follows(file, call, hook) for call in looped for hook in hooks)
+    if not (looped or training.trainers) or (hooks and (removed or not (followed or training.trainers))):
+        return  # one call may be all that there are
+    per_call = {next(file.loops_around(call), None) for call in calls}
+    cleared = set()
+    for node, target in _clearings(training):
+        loop = next(file.loops_around(node), None)
+        if loop in per_call or (loop is None and file.function_of(node) is not None):
+            cleared.add((dotted(target) or "").rpartition(".")[2])
+    for function in _forwards(training):
+        for node, name, given in _outer_changes(training, function):
+            always = not any(isinstance(above, (ast.If, ast.IfExp)) for above in _within(file, node, function))
+            adds = isinstance(node, ast.Call) and owner_of(node, "append", "extend") is not None
+            if adds and always and name.rpartition(".")[2] not in cleared and any(_is_tensor(each) for each in given):
+                yield KeptResult(node, name)
+
+
+def _follows(file: ParsedFile, call: ast.Call, hook: ast.Call) -> bool:
+    return call.lineno > hook.lineno or file.function_of(call) is not file.function_of(hook)
+
+
+def _clearings(training: Training) -> Iterator[Tuple[ast.AST, ast.AST]]:
+    """Yield the nodes outside of models that clear a list, or put another one in its place, with the list."""
+    file = training.file
+    for call, _ in file.method_calls("clear", "pop", "popleft"):
+        assert isinstance(call.func, ast.Attribute)
+        yield call, call.func.value
+    statements: List[Union[ast.Assign, ast.Delete]] = [*file.nodes(ast.Assign), *file.nodes(ast.Delete)]
+    for node in statements:
+        made = file.function_of(node) is not None or next(file.loops_around(node), None) is not None
+        for target in node.targets if made else ():
+            yield node, target.value if isinstance(target, ast.Subscript) else target
+
+
+def _is_tensor(node: ast.expr) -> bool:
+    """Return whether a value may be a tensor: it is computed, and no number, list or array, or its shape."""
+    names = attributes_in(node)
+    return bool(_names(node)) and names.isdisjoint(("item", "tolist", "numpy", "shape", "size", "dim", "dtype"))
+
+
+def _within(file: ParsedFile, node: ast.AST, function: _Code) -> Iterator[ast.AST]:
+    """Yield the nodes around a node in a function, innermost first."""
+    return itertools.takewhile(lambda above: above is not function, file.ancestors(node))
+
+
+def _outer_changes(training: Training, function: _Code) -> Iterator[Tuple[ast.AST, str, List[ast.expr]]]:
+    """Yield the changes of variables from outside of a function that it does not test, with names and arguments."""
+    nodes = walk(function)
+    own = {name.split(".")[0] for node in nodes for name in names_bound(node)} | _given(function)
+    tests = [node.test for node in nodes if isinstance(node, ast.If)]
+    own |= {name for test in tests for name in chain_of(test) | _names(test)} | training.file.names.imports.keys()
+    for node in nodes:
+        for changed in _changed(node):
+            name = dotted(changed)
+            if name is not None and name.split(".")[0] not in own:
+                yield node, name, node.args if isinstance(node, ast.Call) else []
+
+
+def _forwards(training: Training) -> Iterator[_Code]:
+    """Yield the methods of models that forward enters, and the hooks on calls of layers."""
     file = training.file
     for model in file.models:
         yield from _entered(model)
-    losses = {name.rpartition(".")[2] for name in training.loss_functions}
-    named: Dict[str, List[Function]] = {}
-    for function in file.nodes(ast.FunctionDef):
-        named.setdefault(function.name, []).append(function)
+    hooks: Set[str] = set()
     for call, _ in file.method_calls(*_HOOKS):
         hook = argument(call, "hook", 0)
         if isinstance(hook, ast.Lambda):
             yield hook
-        losses.add((dotted(hook) or "").rpartition(".")[2])
-    for name in sorted(losses & named.keys()):
-        yield from (each for each in named[name] if each not in file.traced)
+        hooks.add((dotted(hook) or "").rpartition(".")[2])
+    yield from (each for each in file.nodes(ast.FunctionDef) if each.name in hooks and each not in file.traced)
+
+
+def _losses(training: Training) -> Iterator[_Code]:
+    names = {name.rpartition(".")[2] for name in training.loss_functions}
+    yield from (each for each in training.file.nodes(ast.FunctionDef) if each.name in names)
 
 
 def _entered(model: Model) -> Iterator[Function]:

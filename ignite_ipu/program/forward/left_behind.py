@@ -17,6 +17,7 @@ from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Opt
 import torch
 from torch import nn
 
+from ignite_ipu.capabilities.traced import LIST
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.module_attributes import constant_of, plain_attributes, tensors_in
 from ignite_ipu.program.guards.names import Named
@@ -125,11 +126,7 @@ class Added(Place):
         own = self._own
         # A list that is shorter now had some at the call that showed the place.
         if self.read() is not _MISSING or (isinstance(own, (list, deque)) and self._key > len(own)):
-            raise CaptureError(
-                f"Each call of the model, as that at {current_line()}, adds tensors to a list that still has those of "
-                "the previous call. A compiled program returns those of one call. Clear the list before each call, "
-                "and keep its tensors in the loop if they are needed later."
-            )
+            raise CaptureError(LIST.refusal(f"Each call of the model, as that at {current_line()},"))
 
 
 class LeftBehind:
