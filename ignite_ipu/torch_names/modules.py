@@ -49,6 +49,7 @@ __all__ = [
     "forward_pre_hooks_of",
     "global_hooks",
     "has_parameters",
+    "hook_tables_of",
     "modules_of",
     "name_factories",
     "pack_padded_sequence",
@@ -190,6 +191,11 @@ _MORE_OF_MODULES = (
 def attributes_of_modules() -> List[str]:
     """Return the attributes that PyTorch gives every module."""
     return [*vars(nn.Module()), *_MORE_OF_MODULES]
+
+
+def hook_tables_of(module: nn.Module) -> List[Dict[Any, Any]]:
+    """Return the dictionaries of a module with its forward hooks, and with the facts by which PyTorch calls them."""
+    return [table for name, table in vars(module).items() if name.startswith(FORWARD_HOOKS)]
 
 
 def forward_pre_hooks_of(module: nn.Module) -> Dict[int, Callable[..., Any]]:

@@ -290,7 +290,7 @@ def test_updates_are_of_the_model_as_it_was_called(reason: str, backward_first: 
         loss.backward()  # type: ignore[no-untyped-call]
         if backward_first:
             REASONS[reason](net)
-        if capture and not compiled and ("Python" in reason or "hooks" in reason):
+        if capture and not compiled and "Python" in reason:
             with pytest.raises(CaptureError, match=rf"called at .*test_python_state\.py:\d+, and before.*{reason}"):
                 optimizer.step()
             return
@@ -300,7 +300,7 @@ def test_updates_are_of_the_model_as_it_was_called(reason: str, backward_first: 
     torch.testing.assert_close(results[0], results[1])
 
 
-@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("reason", [reason for reason in REASONS if "hooks" not in reason])
 def test_changes_between_the_calls_of_one_update_are_refused(reason: str) -> None:
     net, optimizer = prepared()
     train(net, optimizer, lambda net, number: None)

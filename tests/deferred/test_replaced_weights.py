@@ -112,3 +112,41 @@ def test_a_model_that_gets_another_number_format_is_evaluated(update: str) -> No
         with torch.no_grad():
             found.append([losses, model(X[0].double()).float()])
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
+class Target(nn.Module):
+    """Computes the distance to a target, for the loop."""
+
+    def __init__(self, target: torch.Tensor) -> None:
+        super().__init__()
+        self.target = target.detach()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.loss = F.mse_loss(x, self.target)
+        return x
+
+
+def built_up(update: str = "") -> List[Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if update:
+        ipu_prepare(model, optimizer, config=IPUConfig(update=update))
+    targets: List[Target] = []
+    for inner in (nn.Tanh(), nn.Linear(8, 3).requires_grad_(False)):
+        model.append(inner)
+        targets.append(Target(model(X[0])))
+        model.append(targets[-1])
+    for x in X:
+        optimizer.zero_grad()
+        model(x)
+        loss = targets[0].loss + targets[1].loss
+        loss.backward()
+        optimizer.step()
+    return [loss.item(), dict(model.state_dict())]
+
+
+@pytest.mark.parametrize("update", ["auto", "device", "host"])
+def test_a_model_that_is_built_up_keeps_its_results_of_before(update: str) -> None:
+    """As in the transfer of styles, in which targets are results of the layers so far."""
+    torch.testing.assert_close(built_up(update), built_up())

@@ -10,13 +10,13 @@ from torch import nn
 
 from ignite_ipu.deferred.graph.leaves import weights_among
 from ignite_ipu.deferred.graph.modes_then import ModesThen
+from ignite_ipu.deferred.graph.modules_then import ModulesThen
 from ignite_ipu.deferred.graph.operations import Operation
 from ignite_ipu.deferred.graph.owners import CODES, ReplacedError, parameter_of
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.tensor.stored_values import bring_stored
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.guards.python_state import PythonState, is_training
-from ignite_ipu.program.guards.saved_attributes import SavedAttributes
 from ignite_ipu.program.guards.values import AWAITED, is_left_behind
 from ignite_ipu.program.module_state import NEVER
 from ignite_ipu.program.module_tables import CHANGES
@@ -27,7 +27,6 @@ from ignite_ipu.torch_names.modules import all_parameters
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _MOST_MOMENTS = 16
-_NO_VALUES = SavedAttributes([])
 
 
 class Modes:
@@ -60,7 +59,7 @@ class Modes:
 
     def bring_awaited(self) -> None:
         """Have known values in the attributes of modules that stood for these at the last look."""
-        self.holds_awaited = self._state is not None and bring_stored(self._state.attributes)
+        self.holds_awaited = self._state is not None and bring_stored(self._state.attributes, self.reads)
 
     def reads(self, tensor: torch.Tensor) -> bool:
         """Return whether the model's code reads a tensor, an attribute or a variable, by the last look."""
@@ -91,22 +90,25 @@ class Modes:
             objects = state.values.objects
             if not AWAITED.keys().isdisjoint(map(type, objects)):
                 self.holds_awaited |= any(type(each) in AWAITED and not is_left_behind(each) for each in objects)
-            attributes = _NO_VALUES if then is None else then.attributes
-            now = ModesThen(self, training, trained, state.names, values, state.parts, attributes)
-            if then is None or then.parts != now.parts:
+            if then is None or then.parts != state.parts:
                 self._weights.held.keep_parts()
+            modules = self._modules() if then is None else then.modules
+            now = ModesThen(self, training, trained, state.names, values, state.parts, modules)
             self._then = then if then == now else self._moment(now)
         assert self._then is not None
         return self._then
 
     def _moment(self, now: ModesThen) -> ModesThen:
-        """Return an equal moment of before, or this one with the values of its attributes."""
-        assert self._state is not None
+        """Return an equal moment of before, or this one with its modules."""
         found = next((each for each in self._moments if each == now), None)
         if found is None:
-            found = now._replace(attributes=self._state.saved())
+            found = now._replace(modules=self._modules())
             self._moments = [found, *self._moments[: _MOST_MOMENTS - 1]]
         return found
+
+    def _modules(self) -> ModulesThen:
+        assert self._state is not None
+        return ModulesThen(self._state, self._weights.held.parts)
 
     def with_parts_of_before(self) -> ContextManager[None]:
         """Return a context in which the model consists of its parts of before some were replaced, if they were."""
@@ -115,15 +117,12 @@ class Modes:
     @contextlib.contextmanager
     def at(self, then: ModesThen) -> Iterator[None]:
         """Have modules in training and evaluation mode, and their Python values, as they were, in the `with` block."""
-        state = self._state
-        assert state is not None  # they have been compared with the current ones
-        now = state.training()
+        state, self._state = self._state, then.modules.state
         try:
-            state.set_training(then.training)
-            with then.attributes.put():
+            with then.modules.put_back(then.training):
                 yield
         finally:
-            state.set_training(now)
+            self._state = state
 
     def lost(self, then: ModesThen) -> Optional[str]:
         """Return in words the changes since a moment that `at` cannot undo, or None."""
@@ -186,23 +185,24 @@ class Modes:
 
         A module that is in training mode in one of several calls counts as being so.
         """
-        now = self.now()
-        training: Dict[int, bool] = {}
+        now = self.training_in_any(calls, self.now())
         trained: Dict[int, bool] = {}
-        assert self._state is not None
+        for then in calls:
+            trained.update({id(each): flag for each, flag in zip(then.of.parameters, then.trained)})
+        return now._replace(trained=[trained.get(id(each), flag) for each, flag in zip(self.parameters, now.trained)])
+
+    def training_in_any(self, calls: Sequence[ModesThen], modes: ModesThen) -> ModesThen:
+        """Return modes in which the modules are in training mode that are so in any call; others as they are there."""
+        training: Dict[int, bool] = {}
         for then in calls:
             for key, flag in then.of.training_by_module(then).items():
                 training[key] = flag or training.get(key, False)
-            trained.update({id(each): flag for each, flag in zip(then.of.parameters, then.trained)})
-        return now._replace(
-            training=[training.get(id(own), flag) for own, flag in zip(self._state.moded, now.training)],
-            trained=[trained.get(id(each), flag) for each, flag in zip(self.parameters, now.trained)],
-        )
+        moded = modes.modules.state.moded
+        return modes._replace(training=[training.get(id(own), flag) for own, flag in zip(moded, modes.training)])
 
     def training_by_module(self, then: ModesThen) -> Dict[int, bool]:
         """Return the modes of modules, by the ids of their attributes."""
-        assert self._state is not None
-        return {id(own): flag for own, flag in zip(self._state.moded, then.training)}
+        return {id(own): flag for own, flag in zip(then.modules.state.moded, then.training)}
 
     def check_trained(self, loss: Loss, own: Optional[Container[int]] = None) -> None:
         """Refuse to go backward when others of its `own` parameters require gradients than when the model was called.

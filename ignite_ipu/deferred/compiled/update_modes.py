@@ -130,8 +130,6 @@ class UpdateModes:
             as_trained = then._replace(trained=others.trained)
             if problem is None and as_trained != others:
                 differ = True
-                if then.training == others.training and then.values == others.values:
-                    problem = others.difference(as_trained)
             # Calls of before the model was known to be a part of a larger one, and calls after.
             differ |= any(apart.of is not then.of and not then.agrees_with(apart) for _, apart in firsts.values())
             problem = then.of.lost(then) if problem is None else problem
@@ -149,9 +147,7 @@ class UpdateModes:
         refuse_later_statistics(losses)
         calls = modes_of_calls(batches[0])
         # Checks of the program look for modules that are in training mode in any call.
-        alike = [then.training for then in calls if then.of is self._modes]
-        training = [any(flags) for flags in zip(*alike)] if len(alike) == len(calls) else modes.training
-        return modes._replace(training=training, calls=calls)
+        return self._modes.training_in_any(calls, modes)._replace(calls=calls)
 
     def _own(self, modes: ModesThen, own: Optional[FrozenSet[int]]) -> ModesThen:
         """Return modes in which parameters of other optimizers are frozen, as they are for this one's programs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Hashable, Iterator, List, Mapping, NamedTuple, Tuple
 
-from ignite_ipu.program.guards.saved_attributes import SavedAttributes
+from ignite_ipu.deferred.graph.modules_then import ModulesThen
 
 FROZEN = "parameters were frozen or unfrozen"
 """The difference between two moments of which others are trained."""
@@ -16,7 +16,7 @@ class ModesThen(NamedTuple):
 
     `of` is their finder, one for each model. They are the modes of its modules (`training`) and parameters (`trained`),
     the Python values that the modules' code reads, by their names, and the modules and their hooks (`parts`).
-    `attributes` can put back those of the values that modules hold. `calls` are the modes of each call of an update
+    `modules` can put back these, and the values that they hold. `calls` are the modes of each call of an update
     whose calls differ in them.
     """
 
@@ -26,7 +26,7 @@ class ModesThen(NamedTuple):
     names: List[str]
     values: List[Hashable]
     parts: List[Any]
-    attributes: SavedAttributes
+    modules: ModulesThen
     calls: Tuple[ModesThen, ...] = ()
 
     @contextlib.contextmanager
@@ -50,15 +50,15 @@ class ModesThen(NamedTuple):
 
     def _by_module(self) -> Iterator[Mapping[int, Any]]:
         yield self.of.training_by_module(self)
-        yield self.attributes.by_module()
+        yield self.modules.attributes_by_module()
 
     def difference(self, now: ModesThen) -> str:
+        if self.parts != now.parts:
+            return "modules or hooks were replaced, added or removed"
         if self.training != now.training:
             return "modules were put in training or evaluation mode"
         if self.trained != now.trained:
             return FROZEN
-        if self.parts != now.parts:
-            return "modules or hooks were replaced, added or removed"
         if self.calls != now.calls:
             return "its calls are made in other modes"
         pairs = zip(now.names, self.values, now.values)

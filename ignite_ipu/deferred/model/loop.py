@@ -37,6 +37,7 @@ from ignite_ipu.deferred.model.evaluations import EvaluationBook
 from ignite_ipu.deferred.model.following import LoopFollower, Withheld
 from ignite_ipu.deferred.model.host_reads import HostReads
 from ignite_ipu.deferred.model.waiting import settle_sharing
+from ignite_ipu.deferred.tensor.stored_values import bring_stored
 from ignite_ipu.errors import EarlyReadError, logger
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.user_code import Line, current_line
@@ -308,6 +309,8 @@ class Loop:
         self.evaluations.before_weights_change()
         with contextlib.suppress(EarlyReadError):
             self.buffers.before_read()
+            # Calls of before cannot be computed any more then.
+            bring_stored(map(vars, self.module.modules()))
         if not (before.is_known and self.buffers.is_settled):
             return False
         if any(programs.prepared for programs in before.programs):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Optional, Set
+from typing import Any, Callable, Dict, Iterable, Optional, Set
 
 import torch
 from torch import nn
@@ -72,15 +72,31 @@ _BRINGING: Set[int] = set()
 _STORED = _Stored()
 
 
-def bring_stored(attributes: Iterable[Dict[str, Any]]) -> bool:
-    """Store known values in attributes that hold what stands for these; returns whether others are still to come."""
+def bring_stored(
+    attributes: Iterable[Dict[str, Any]], reads: Callable[[torch.Tensor], bool] = lambda tensor: True
+) -> bool:
+    """Store values in attributes that hold what stands for these; returns whether others are still to come.
+
+    Values that are not known are read, if no gradients flow through them.
+
+    Args:
+        attributes: Of each module.
+        reads: Returns whether the model's code reads a tensor; all count by default.
+
+    Raises:
+        EarlyReadError: Nothing can give a value yet that the code reads.
+    """
     are_awaited = False
     for own in attributes:
         for name, held in list(own.items()):
             if not isinstance(held, Deferred) or is_left_behind(held):
                 continue
-            if held.value.known and not held.value.live:
-                own[name] = held.value.get().detach()
+            value = held.value
+            if value.known and not value.live:
+                own[name] = value.get().detach()
+            elif not value.shape.requires_grad and reads(held):
+                with DisableTorchFunctionSubclass():
+                    own[name] = read(value, "a module that has it as an attribute").detach()
             else:
                 are_awaited = True
     return are_awaited

@@ -23,6 +23,7 @@ class HeldTensors:
     Attributes:
         names: Their names.
         tensors: The tensors, the model's parameters and buffers first.
+        parts: The modules that the model consisted of at the last look, or before its tensors were replaced.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -81,7 +82,7 @@ class HeldTensors:
         """Note the classes and hooks of the modules, of which no table tells, before a call that they take part in."""
         model = self._model()
         if model is not None and not self.is_replaced:
-            self._parts = Parts(model)
+            self.parts = Parts(model)
 
     @property
     def is_replaced(self) -> bool:
@@ -110,7 +111,7 @@ class HeldTensors:
         Calls that were recorded then are computed with these, and PopTorch copies weights into them by name. Tensors
         that came in the meantime are on no device.
         """
-        return self._parts.put_back() if self.is_replaced else contextlib.nullcontext()
+        return self.parts.put_back() if self.is_replaced else contextlib.nullcontext()
 
 
 def _differing(before: Dict[str, torch.Tensor], now: Dict[str, torch.Tensor]) -> List[str]:

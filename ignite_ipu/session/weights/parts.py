@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import Any, Dict, Iterable, Iterator, List, Set
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Set
 
 from torch import nn
 
-from ignite_ipu.torch_names.modules import buffers_of, forward_pre_hooks_of, modules_of, parameters_of
+from ignite_ipu.torch_names.modules import buffers_of, hook_tables_of, modules_of, parameters_of
 
 _set_class = object.__dict__["__class__"].__set__
 
@@ -27,24 +27,42 @@ class Parts:
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
-        """Have the model consist of these in the `with` block."""
-        model = self._model()
-        assert model is not None
-        modules = [model, *self._inner]
-        now = list(map(_State, modules))
+        """Have the model consist of these, with their tensors, in the `with` block."""
+        modules = self._modules()
         # An attribute of the name of a tensor hides it.
-        names = [then.names | after.names for then, after in zip(self._states, now)]
+        names = [then.names | _State(module).names for module, then in zip(modules, self._states)]
         hidden = list(map(_without_attributes, modules, names))
+        try:
+            with self._exchanged(_State.put):
+                yield
+        finally:
+            for module, own, attributes in zip(modules, names, hidden):
+                _without_attributes(module, own)
+                vars(module).update(attributes)
+
+    def put_modules_back(self) -> ContextManager[None]:
+        """Return a context in which the model consists of these, with their hooks, and has the tensors of now.
+
+        A trace has tensors of its own in them.
+        """
+        return self._exchanged(_State.put_modules)
+
+    @contextlib.contextmanager
+    def _exchanged(self, put: Callable[[_State, nn.Module], None]) -> Iterator[None]:
+        modules = self._modules()
+        now = list(map(_State, modules))
         for module, then in zip(modules, self._states):
-            then.put(module)
+            put(then, module)
         try:
             yield
         finally:
             for module, after in zip(modules, now):
-                after.put(module)
-            for module, own, attributes in zip(modules, names, hidden):
-                _without_attributes(module, own)
-                vars(module).update(attributes)
+                put(after, module)
+
+    def _modules(self) -> List[nn.Module]:
+        model = self._model()
+        assert model is not None
+        return [model, *self._inner]
 
 
 class _State:
@@ -56,8 +74,8 @@ class _State:
 
     def __init__(self, module: nn.Module) -> None:
         self._class, self._properties = type(module), _properties_of(type(module))
-        self._tables = [dict(table.items()) for table in _tables_of(module)]
-        self.names: Set[str] = set().union(*self._tables[:-1])
+        self._tensors, self._modules = (_copies(tables) for tables in (_tensors_of(module), _modules_of(module)))
+        self.names: Set[str] = set().union(*self._tensors, modules_of(module))
 
     def put(self, module: nn.Module) -> None:
         """Have the module be as it was."""
@@ -69,10 +87,26 @@ class _State:
                 delattr(self._class, name)
             for name, value in self._properties.items():
                 setattr(self._class, name, value)
-        for table, entries in zip(_tables_of(module), self._tables):
-            if list(table) != list(entries) or any(entries[name] is not each for name, each in table.items()):
-                table.clear()
-                table.update(entries)
+        _put(_tensors_of(module), self._tensors)
+        self.put_modules(module)
+
+    def put_modules(self, module: nn.Module) -> None:
+        """Have the module consist of the modules that were in it, with its hooks of then."""
+        _put(_modules_of(module), self._modules)
+
+
+_Tables = List[Dict[Any, Any]]
+
+
+def _copies(tables: _Tables) -> _Tables:
+    return [dict(table.items()) for table in tables]
+
+
+def _put(tables: _Tables, copies: _Tables) -> None:
+    for table, entries in zip(tables, copies):
+        if list(table) != list(entries) or any(entries[name] is not each for name, each in table.items()):
+            table.clear()
+            table.update(entries)
 
 
 def _without_attributes(module: nn.Module, names: Iterable[str]) -> Dict[str, Any]:
@@ -81,9 +115,13 @@ def _without_attributes(module: nn.Module, names: Iterable[str]) -> Dict[str, An
     return {name: own.pop(name) for name in names if name in own}
 
 
-def _tables_of(module: nn.Module) -> List[Dict[Any, Any]]:
-    """Return the tables of tensors and modules of a module, and last that of its hooks."""
-    return [parameters_of(module), buffers_of(module), modules_of(module), forward_pre_hooks_of(module)]
+def _tensors_of(module: nn.Module) -> _Tables:
+    return [parameters_of(module), buffers_of(module)]
+
+
+def _modules_of(module: nn.Module) -> _Tables:
+    """Return the table of the modules in a module, and those of its hooks."""
+    return [modules_of(module), *hook_tables_of(module)]
 
 
 def _properties_of(kind: type) -> Dict[str, property]:

@@ -1,4 +1,4 @@
-"""Attributes that forward reads count as they were at the call, whenever the loop sets them before the update."""
+"""Attributes, modules and hooks count as they were at the call, whenever the loop sets them before the update."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from ignite_ipu.deferred import CaptureError
 Set = Callable[[Any, torch.Tensor, int], None]
 X = torch.randn(6, 8, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.tensor([0, 1, 2, 1, 0, 2, 1, 0])
-every_update = pytest.mark.parametrize("update", ["auto", "device", "host"])
 
 
 class Stateful(nn.Module):
@@ -28,12 +27,14 @@ class Stateful(nn.Module):
         torch.manual_seed(0)
         self.layer, self.back = nn.Linear(4, 3), nn.Linear(3, 3)
         self.hidden, self.scale, self.factors = None, 1.0, [torch.ones(3)]
+        self.act: nn.Module = nn.Identity()
+        self.hook: Any = None
 
     def forward(self, x: torch.Tensor) -> Any:
         out = self.layer(x)
         if self.hidden is not None:
             out = out + torch.tanh(self.back(self.hidden))
-        return out * self.scale * self.factors[0]
+        return self.act(out) * self.scale * self.factors[0]
 
 
 def keep(model: Any, scores: torch.Tensor, number: int) -> None:
@@ -56,6 +57,17 @@ def replace_in_a_list(model: Any, scores: torch.Tensor, number: int) -> None:
     model.factors = [model.factors[0] * 0.9]
 
 
+def replace_a_module(model: Any, scores: torch.Tensor, number: int) -> None:
+    model.act = nn.Identity() if number % 2 else nn.Tanh()
+
+
+def hook(model: Any, scores: torch.Tensor, number: int) -> None:
+    if model.hook is None:
+        model.hook = model.layer.register_forward_hook(lambda layer, args, output: output * 0.5)
+    else:
+        model.hook = model.hook.remove()
+
+
 def seen(set_attribute: Set, when: str, update: Optional[str]) -> List[Any]:
     """Return the losses and weights of a loop that sets an attribute at a time; None as `update` is plain PyTorch."""
     model = Stateful()
@@ -66,8 +78,10 @@ def seen(set_attribute: Set, when: str, update: Optional[str]) -> List[Any]:
     for number, x in enumerate(X):
         optimizer.zero_grad()
         scores = model(x)
-        if when == "after the forward":
+        if when != "after backward":
             set_attribute(model, scores, number)
+        if when == "between two calls":
+            scores = scores + model(x)
         loss = F.cross_entropy(scores, Y)
         loss.backward()  # type: ignore[no-untyped-call]
         if when == "after backward":
@@ -77,11 +91,14 @@ def seen(set_attribute: Set, when: str, update: Optional[str]) -> List[Any]:
     return [*found, *[each.tolist() for each in model.state_dict().values()]]
 
 
-@every_update
-@pytest.mark.parametrize("when", ["after the forward", "after backward"])
-@pytest.mark.parametrize("change", [keep, keep_from_the_third_on, keep_another, scale, replace_in_a_list])
-def test_an_attribute_that_is_set_before_the_update(change: Set, when: str, update: str) -> None:
-    """The update is of the call with the earlier object; the next call reads the new one, a value of the step too."""
+@pytest.mark.parametrize("update", ["device", "host"])
+@pytest.mark.parametrize("when", ["after the forward", "between two calls", "after backward"])
+@pytest.mark.parametrize(
+    "change",
+    [keep, keep_from_the_third_on, keep_another, scale, replace_in_a_list, replace_a_module, hook],
+)
+def test_a_model_that_changes_before_the_update(change: Set, when: str, update: str) -> None:
+    """The update is of each call with the earlier object; the next call reads the new one, a value of the step too."""
     for ours, theirs in zip(seen(change, when, update), seen(change, when, None)):
         torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs))
 
