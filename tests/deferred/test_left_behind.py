@@ -224,11 +224,13 @@ class Keeper:
         self.latest: Any = deque(maxlen=1)
         self.variable, self.shown = variable()
         self.by_argument: Dict[str, Any] = {}
+        self.known_lists: Dict[str, List[Any]] = {"inner": [], "outer": []}
 
     def clear(self) -> None:
         """Called by the loop before each call."""
         self.list.clear()
         self.lists = defaultdict(list)
+        self.known_lists["inner"].clear()
 
     def hooks(self) -> Dict[str, Callable[..., Any]]:
         def attribute(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -249,6 +251,12 @@ class Keeper:
         def new_lists(module: nn.Module, inputs: Any, output: Any) -> None:
             self.lists["inner"].append(output)
 
+        def known_lists(module: nn.Module, inputs: Any, output: Any) -> None:
+            self.known_lists["inner"].append(output)
+
+        def default(module: nn.Module, inputs: Any, output: Any, kept: List[Any] = self.list) -> None:
+            kept.append(("inner", output))
+
         def newest(module: nn.Module, inputs: Any, output: Any) -> None:
             self.latest.append(output)
 
@@ -259,7 +267,7 @@ class Keeper:
         def given(kept: Dict[str, Any], module: nn.Module, inputs: Any, output: Any) -> None:
             kept["h"] = output
 
-        kinds = (attribute, of_class, namespace, slot, cleared_list, new_lists, newest, of_module)
+        kinds = (attribute, of_class, namespace, slot, cleared_list, new_lists, known_lists, default, newest, of_module)
         named = {function.__name__: function for function in kinds}
         return {**named, "variable": self.variable, "argument": functools.partial(given, self.by_argument)}
 
@@ -284,6 +292,8 @@ SHOWN: Dict[str, Callable[[Keeper], torch.Tensor]] = {
     "slot": lambda keeper: keeper.slotted.h,
     "cleared_list": lambda keeper: keeper.list[0][1],
     "new_lists": lambda keeper: keeper.lists["inner"][0],
+    "known_lists": lambda keeper: keeper.known_lists["inner"][0],
+    "default": lambda keeper: keeper.list[0][1],
     "newest": lambda keeper: keeper.latest[0],
     "of_module": lambda keeper: KEPT,
     "variable": lambda keeper: keeper.shown(),
@@ -337,6 +347,23 @@ def test_a_list_that_had_tensors_when_a_call_was_first_seen_is_refused() -> None
     kept.clear()
     with pytest.raises(CaptureError, match="adds tensors to a list that still has those of the previous call"):
         net(X[0][:1])
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_hook_that_fills_a_list_is_removed_before_that_is_read(trains: bool) -> None:
+    """In evaluation mode an inference program makes the call when the list has what stands for its tensors."""
+    found = []
+    for captures in (False, True):
+        net = Net("").train(trains)
+        if captures:
+            ipu_prepare(torch.optim.SGD(net.parameters(), lr=0.1), net)
+        for x in X[:2]:
+            kept: List[torch.Tensor] = []
+            hook = net.inner.register_forward_hook(lambda module, inputs, output, kept=kept: kept.append(output))
+            scores = net(x)
+            hook.remove()
+            found.append([len(kept), kept[0].sum().item(), scores.sum().item()])
+    assert found[2:] == [pytest.approx(each, rel=1e-5) for each in found[:2]]
 
 
 class Experts(nn.Module):

@@ -45,7 +45,7 @@ from ignite_ipu.deferred.tensor.without_graph import without_graph
 from ignite_ipu.deferred.tensor.written_tensors import WAITING
 from ignite_ipu.errors import CaptureError, IPUError
 from ignite_ipu.program.forward.assigned_buffers import AssignedInPlace
-from ignite_ipu.program.forward.left_behind import LeftPlaces, put
+from ignite_ipu.program.forward.left_behind import LeftPlaces, called_beside
 from ignite_ipu.program.module_state import NEVER, RUN_BY_PYTHON
 from ignite_ipu.program.module_tables import CHANGES
 from ignite_ipu.program.tensors.raw import named_tensors, plain, requires_grad
@@ -265,7 +265,6 @@ class CapturedModel:
         found: List[torch.Tensor] = []
         leaves = [leaf.get() if isinstance(leaf, Value) else shown_input(leaf, call) for leaf in call.leaves]
         args, kwargs = unflatten(signature.structure, leaves)
-        stored = [place.read() for place in signature.left]
 
         def show(output: Any) -> Any:
             found.extend(leaves_in(output))
@@ -273,8 +272,8 @@ class CapturedModel:
 
         with self._as_then(call), torch.no_grad():
             loop.buffers.before_evaluation(self.name, call)
-            loop.evaluation.run(args, kwargs, self.model, show, signature.grad, left=self.left)
-        put(signature.left, stored)
+            run = functools.partial(loop.evaluation.run, left=self.left)
+            called_beside(signature.left, lambda: run(args, kwargs, self.model, show, signature.grad))
         if [tuple(each.shape) for each in found] != [shape.size for shape in signature.shapes]:
             found = leaves_in(self.called_with(call, leaves))  # with the tensors that it stores elsewhere
         call.settle(found, keep=True)

@@ -12,11 +12,11 @@ import marshal
 import pathlib
 import re
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType
-from typing import Any, Callable, Collection, Container, Dict, Hashable, List, Optional, Tuple
+from typing import Any, Callable, Collection, Container, Dict, Hashable, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -156,11 +156,44 @@ class OwnVersion(_Version):
 
 
 class _Emptied(Tuple[Any, ...]):
-    """A container that holds tensors that are left behind alone: the same as an empty one."""
+    """A container without the tensors that calls leave in it, and without containers of these alone.
+
+    Those that were there before are empty before a call. So it is also the same as with empty ones in their place.
+
+    Attributes:
+        is_gone: Whether nothing else is in it.
+        kept: The container with empty ones.
+    """
+
+    is_gone: bool
+    kept: Hashable
+
+    def __eq__(self, other: object) -> bool:
+        others = (tuple(other), other.kept) if isinstance(other, _Emptied) else (other,)
+        return any(form == each for form in (tuple(self), self.kept) for each in others)
+
+    def __hash__(self) -> int:
+        return tuple.__hash__(self)
+
+
+_GONE = object()
+
+
+def _filled_like(value: Any, elements: Sequence[Any]) -> Any:
+    """Return a container of the same type with other elements, pairs for a mapping, without a call of its class."""
+    kind: Any = type(value)
+    if kind is MappingProxyType:
+        return MappingProxyType(dict(elements))
+    if isinstance(value, tuple):
+        return tuple.__new__(kind, elements)
+    new = kind.__new__(kind)
+    base: Any = next(each for each in (OrderedDict, dict, list, deque) if isinstance(new, each))
+    (base.update if isinstance(new, dict) else base.extend)(new, elements)
+    return new
 
 
 def _is_left(read: Hashable) -> bool:
-    return type(read) is _Emptied or (isinstance(read, _Version) and read.number < 0)
+    return read.is_gone if type(read) is _Emptied else isinstance(read, _Version) and read.number < 0
 
 
 def replaced_tensors(before: Hashable, now: Hashable) -> Optional[List[Tuple[torch.Tensor, torch.Tensor]]]:
@@ -201,9 +234,10 @@ class Reader:
                 plain: Any = list(value) if isinstance(value, deque) else value
                 return kind, hash(marshal.dumps(plain, 2))
             except ValueError:
-                found = [each for each in map(self.read, elements) if not _is_left(each)]
-                left = len(found) < len(elements) and (not found or isinstance(value, tuple))
-                return _Emptied((kind,)) if left else (kind, *found)
+                found = list(map(self.read, elements))
+                if any(type(each) is _Emptied or _is_left(each) for each in found):
+                    return self._of_emptied(kind, value)
+                return (kind, *found)
         if isinstance(value, np.ndarray):
             return value.shape, value.dtype.str, hash(value.tobytes())
         if isinstance(value, _MEMORY):
@@ -226,6 +260,26 @@ class Reader:
         with DisableTorchFunctionSubclass():
             # One of inference mode does not count.
             return _Version(tensor, 0 if torch.Tensor.is_inference(tensor) else version_of(tensor))
+
+    def _of_emptied(self, kind: type, value: Any) -> Hashable:
+        """Return a container in which calls leave tensors."""
+        without, kept = (self._without_left(value, keeps) for keeps in (False, True))
+        known = () if without is _GONE else self.read(without)
+        found = _Emptied((kind, *known[1:]) if isinstance(known, tuple) else (kind, known))
+        found.is_gone, found.kept = without is _GONE, (kind,) if kept is _GONE else self.read(kept)
+        return found
+
+    def _without_left(self, value: Any, keeps: bool) -> Any:
+        """Return a value without left tensors, and containers of these alone as empty ones if it `keeps` them."""
+        if isinstance(value, torch.Tensor):
+            return _GONE if _is_left(self.of_tensor(value)) else value
+        if not isinstance(value, CONTAINERS) or isinstance(value, _SETS):
+            return value
+        found = [(self._without_left(each, keeps), each) for each in elements_of(value)]
+        rest = [new for new, _ in found if new is not _GONE]
+        if len(rest) < len(found) and (isinstance(value, tuple) or not (rest or keeps)):
+            return _GONE
+        return value if all(new is each for new, each in found) else _filled_like(value, rest)
 
     def of_object(self, value: Any) -> Hashable:
         """Return which object it is, and how far an iterator has come; methods are equal that are made of the same."""
