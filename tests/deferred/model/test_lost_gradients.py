@@ -67,7 +67,7 @@ def then_clear_the_module_to_zeros(loop: Loop) -> None:
 
 
 def hold_them_while_they_are_cleared(loop: Loop) -> None:
-    """Clearing to zeros is what moves updates to the host, as the loop still holds the gradients."""
+    """Clearing to zeros moves updates to the host, as the loop still holds the gradients."""
     loop["held"] = [each.grad for each in loop["model"].parameters()]
     loop["optimizer"].zero_grad(set_to_none=False)
     go_backward(loop)
