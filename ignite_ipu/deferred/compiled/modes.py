@@ -92,7 +92,7 @@ class Modes:
                 self.holds_awaited |= any(type(each) in AWAITED and not is_left_behind(each) for each in objects)
             if then is None or then.parts != state.parts:
                 self._weights.held.keep_parts()
-            modules = self._modules() if then is None else then.modules
+            modules = ModulesThen(state, self._weights.held.parts) if then is None else then.modules
             now = ModesThen(self, training, trained, state.names, values, state.parts, modules)
             self._then = then if then == now else self._moment(now)
         assert self._then is not None
@@ -100,15 +100,12 @@ class Modes:
 
     def _moment(self, now: ModesThen) -> ModesThen:
         """Return an equal moment of before, or this one with its modules."""
+        assert self._state is not None
         found = next((each for each in self._moments if each == now), None)
         if found is None:
-            found = now._replace(modules=self._modules())
+            found = now._replace(modules=ModulesThen(self._state, self._weights.held.parts))
             self._moments = [found, *self._moments[: _MOST_MOMENTS - 1]]
         return found
-
-    def _modules(self) -> ModulesThen:
-        assert self._state is not None
-        return ModulesThen(self._state, self._weights.held.parts)
 
     def with_parts_of_before(self) -> ContextManager[None]:
         """Return a context in which the model consists of its parts of before some were replaced, if they were."""
@@ -185,20 +182,11 @@ class Modes:
 
         A module that is in training mode in one of several calls counts as being so.
         """
-        now = self.training_in_any(calls, self.now())
+        now = training_in_any(calls, self.now())
         trained: Dict[int, bool] = {}
         for then in calls:
             trained.update({id(each): flag for each, flag in zip(then.of.parameters, then.trained)})
         return now._replace(trained=[trained.get(id(each), flag) for each, flag in zip(self.parameters, now.trained)])
-
-    def training_in_any(self, calls: Sequence[ModesThen], modes: ModesThen) -> ModesThen:
-        """Return modes in which the modules are in training mode that are so in any call; others as they are there."""
-        training: Dict[int, bool] = {}
-        for then in calls:
-            for key, flag in then.of.training_by_module(then).items():
-                training[key] = flag or training.get(key, False)
-        moded = modes.modules.state.moded
-        return modes._replace(training=[training.get(id(own), flag) for own, flag in zip(moded, modes.training)])
 
     def training_by_module(self, then: ModesThen) -> Dict[int, bool]:
         """Return the modes of modules, by the ids of their attributes."""
@@ -234,6 +222,16 @@ class Modes:
                     now = requires_grad(leaf.tensor)
                 if now != leaf.shape.requires_grad:
                     raise _frozen_between("they were used", operation, loss)
+
+
+def training_in_any(calls: Sequence[ModesThen], modes: ModesThen) -> ModesThen:
+    """Return modes in which the modules are in training mode that are so in any call; others as they are there."""
+    training: Dict[int, bool] = {}
+    for then in calls:
+        for key, flag in then.of.training_by_module(then).items():
+            training[key] = flag or training.get(key, False)
+    moded = modes.modules.state.moded
+    return modes._replace(training=[training.get(id(own), flag) for own, flag in zip(moded, modes.training)])
 
 
 def _frozen_between(what: str, operation: Operation, loss: Loss) -> CaptureError:

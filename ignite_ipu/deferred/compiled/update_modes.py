@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Dict, FrozenSet, Iterator, Optional, Sequence, Tuple
 
-from ignite_ipu.deferred.compiled.modes import Modes, refuse_earlier
+from ignite_ipu.deferred.compiled.modes import Modes, refuse_earlier, training_in_any
 from ignite_ipu.deferred.compiled.statistics import refuse_later_statistics
 from ignite_ipu.deferred.compiled.update import CompiledUpdate
 from ignite_ipu.deferred.graph.leaves import Input, weights_among
@@ -147,7 +147,7 @@ class UpdateModes:
         refuse_later_statistics(losses)
         calls = modes_of_calls(batches[0])
         # Checks of the program look for modules that are in training mode in any call.
-        return self._modes.training_in_any(calls, modes)._replace(calls=calls)
+        return training_in_any(calls, modes)._replace(calls=calls)
 
     def _own(self, modes: ModesThen, own: Optional[FrozenSet[int]]) -> ModesThen:
         """Return modes in which parameters of other optimizers are frozen, as they are for this one's programs."""

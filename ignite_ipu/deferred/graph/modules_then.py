@@ -35,7 +35,7 @@ class ModulesThen:
     @contextlib.contextmanager
     def put_back(self, training: Sequence[bool]) -> Iterator[None]:
         """Have the model consist of these modules, in these modes and with these values, in the `with` block."""
-        with contextlib.nullcontext() if self.state.has_parts else self._parts.put_modules_back():
+        with self._parts.put_modules_back():
             now = self.state.training()
             try:
                 self.state.set_training(training)

@@ -277,13 +277,6 @@ class PythonState:
         return (watched is None or watched.same) and (in_turn is None or in_turn.same)
 
     @property
-    def has_parts(self) -> bool:
-        """True if the modules and their hooks are the same, and none of them has other attributes."""
-        watched = self._watched
-        same = watched is None or watched.same
-        return same and not any(self._hookless) and all(tables.same for tables in self._in_turns)
-
-    @property
     def is_untouched(self) -> bool:
         """True if all that leads to values is the same, in all modules at once."""
         if any(self._hookless) or not all(map(operator.is_, self.leading(), self._leading)):
