@@ -271,6 +271,7 @@ def begin_again(operations: Sequence[Operation], book: BufferBook) -> Tuple[Valu
     used = [read_buffers(each) for each in every if each.model is not None]
     values: Dict[int, Tuple[torch.Tensor, Optional[torch.Tensor]]] = {}
     last: Dict[int, Tuple[Operation, Contents]] = {}  # that has run before, or was replayed
+    made: Set[int] = set()  # the buffers that calls write which have run before
     renewed: Set[int] = set()
     for operation in every:
         replay = None if operation.done else book.taken.get(operation.number)
@@ -282,11 +283,13 @@ def begin_again(operations: Sequence[Operation], book: BufferBook) -> Tuple[Valu
                 former = operation, found
             elif not operation.done and replay is None:
                 renewed.add(key)
-                if former is None or (key in values and _goes_on(tensor, values[key][1], former[1], book.weights)):
+                if former is None or key not in made or _goes_on(tensor, values.get(key), former[1], book.weights):
                     continue
             elif not (is_read and (found.before is None if former is None else _differ(former[1].after, found.before))):
                 if former is None and replay is None:
                     values[key] = tensor, found.before
+                if replay is None:
+                    made.add(key)
                 last[key] = operation, found
                 continue
             first = operation if former is None else former[0]
@@ -304,17 +307,23 @@ def restored(values: Values, renewed: FrozenSet[int]) -> Optional[FrozenSet[int]
     return frozenset(id(tensor) for tensor, _ in values) - renewed if renewed else None
 
 
-def _goes_on(tensor: torch.Tensor, begun: Optional[torch.Tensor], last: Contents, weights: Weights) -> bool:
+def _goes_on(
+    tensor: torch.Tensor,
+    begun: Optional[Tuple[torch.Tensor, Optional[torch.Tensor]]],
+    last: Contents,
+    weights: Weights,
+) -> bool:
     """Return whether a buffer has the contents with which the last of some calls has left it, for the next one."""
     weights.to_host()
-    return begun is not None and last.after is not None and torch.equal(plain(tensor), last.after)
+    return begun is not None and begun[1] is not None and not _differ(last.after, plain(tensor))
 
 
 def _differ(left: Optional[torch.Tensor], found: Optional[torch.Tensor]) -> bool:
     """Return whether a call has found other contents than another has left; those of one program follow each other."""
     if left is None or found is None:
         return left is not found
-    return not torch.equal(left, found)
+    are_same = (left == found) | ((left != left) & (found != found))
+    return not bool(are_same.all())
 
 
 def forget(operations: Iterable[Operation]) -> None:

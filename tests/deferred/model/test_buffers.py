@@ -170,6 +170,23 @@ def test_a_model_scores_results_without_gradients_before_their_step(evaluates: b
     check_native(loop, update, normalised=True)
 
 
+@pytest.mark.parametrize("update", ["auto", "host"])
+def test_statistics_are_read_between_two_calls_of_a_loss_that_is_computed_from_a_known_one(update: str) -> None:
+    def loop(pair: Pair) -> None:
+        for _ in range(3):
+            pair.encoding.zero_grad()
+            pair.decoding.zero_grad()
+            code = pair.encoder(torch.randn(6, 4))
+            code.pow(2).mean().backward(retain_graph=True)  # type: ignore[no-untyped-call]
+            first = pair.decoder(code).pow(2).mean()
+            pair.look()
+            (first + pair.decoder(torch.randn(6, 3)).pow(2).mean()).backward()
+            pair.encoding.step()
+            pair.decoding.step()
+
+    check_native(loop, update)
+
+
 class Counting(nn.Module):
     """A linear layer whose results depend on a count of its calls."""
 
