@@ -118,6 +118,7 @@ REASONS = {
     "failed-trace": "'builtin_function_or_method' object",
     "frozen-options": "Can't modify frozen Options",
     "gradient-in-forward": "Net.forward differentiates",
+    "growing-list": "a list that still has those of the previous call",
     "rebound-buffer": "Net.forward puts another tensor in the place of a registered one",
     "restricted-operator": "scale_grad_by_freq",
     "sampled-value": "it was sampled from the model's output",

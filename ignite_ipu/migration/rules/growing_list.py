@@ -16,7 +16,7 @@ Example:
       for x, y in loader:
     +     features.clear()
           optimizer.zero_grad()
-          loss = (model(x) - y).pow(2).mean()
+          loss = nn.functional.cross_entropy(model(x), y)
           loss.backward()
           optimizer.step()
     +     kept += features
