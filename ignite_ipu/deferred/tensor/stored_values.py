@@ -87,7 +87,7 @@ def bring_stored(
         EarlyReadError: Nothing can give a value yet that the code reads.
     """
     are_awaited = False
-    for own in attributes:
+    for own in list(attributes):  # a read puts modules back for a while
         for name, held in list(own.items()):
             if not isinstance(held, Deferred) or is_left_behind(held):
                 continue
