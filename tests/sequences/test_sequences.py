@@ -350,6 +350,12 @@ def test_state_that_was_found_wrong(world: str, kinds: Tuple[str, ...], events: 
     assert outcome.kind == kind, outcome
 
 
+def test_the_host_makes_a_step_after_parts_were_removed_that_a_call_has_used() -> None:
+    parts = parsed("forward restore_layers forward step")
+    outcome = outcome_of(Sequence_("Parametrized", ("AdamW",), parts), "host")
+    assert outcome.kind == "same", outcome
+
+
 @pytest.mark.parametrize("events", ["forward backward add_group zero_grad", "forward backward step add_group step"])
 def test_an_optimizer_gets_parameters_that_are_updated_on_the_host(events: str) -> None:
     """All that it holds are from then on; the gradients of its other models are PyTorch's."""

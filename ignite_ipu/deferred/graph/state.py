@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import weakref
-from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, ContextManager, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -99,6 +99,13 @@ def written_buffers(operation: Operation) -> Dict[str, torch.Tensor]:
     return _buffers_of(operation, operation.signature.writes)
 
 
+def _parts_of(call: Operation) -> ContextManager[None]:
+    """Return a context in which the model of a call consists of its parts of then, if some were replaced."""
+    modes = call.signature.modes
+    found: ContextManager[None] = contextlib.nullcontext() if modes is None else modes.of.with_parts_of_before()
+    return found
+
+
 def _buffers_of(call: Operation, names: Sequence[str]) -> Dict[str, torch.Tensor]:
     """Return those of a call's buffers that have some names.
 
@@ -108,8 +115,7 @@ def _buffers_of(call: Operation, names: Sequence[str]) -> Dict[str, torch.Tensor
     if not names:
         return {}
     model: Any = call.model
-    modes = call.signature.modes
-    with contextlib.nullcontext() if modes is None else modes.of.with_parts_of_before():
+    with _parts_of(call):
         buffers = dict(all_named_buffers(model.model))
     gone = [name for name in names if name not in buffers]
     if gone:
@@ -141,7 +147,8 @@ def read_buffers(operation: Operation) -> FrozenSet[int]:
         buffers = (leaf for leaf in operation.leaves if type(leaf) is Input and leaf.is_buffer)
         return frozenset(id(leaf.tensor) for leaf in buffers if not is_statistic_of(leaf, operation))
     writes, read = operation.signature.writes, _buffers_of(operation, operation.signature.reads)
-    own = (each for name, each in read.items() if name not in writes or not is_statistic(operation, name))
+    with _parts_of(operation) if read else contextlib.nullcontext():
+        own = [each for name, each in read.items() if name not in writes or not is_statistic(operation, name)]
     return frozenset(map(id, own))
 
 
