@@ -188,10 +188,6 @@ class Modes:
             trained.update({id(each): flag for each, flag in zip(then.of.parameters, then.trained)})
         return now._replace(trained=[trained.get(id(each), flag) for each, flag in zip(self.parameters, now.trained)])
 
-    def training_by_module(self, then: ModesThen) -> Dict[int, bool]:
-        """Return the modes of modules, by the ids of their attributes."""
-        return {id(own): flag for own, flag in zip(then.modules.state.moded, then.training)}
-
     def check_trained(self, loss: Loss, own: Optional[Container[int]] = None) -> None:
         """Refuse to go backward when others of its `own` parameters require gradients than when the model was called.
 
@@ -228,7 +224,7 @@ def training_in_any(calls: Sequence[ModesThen], modes: ModesThen) -> ModesThen:
     """Return modes in which the modules are in training mode that are so in any call; others as they are there."""
     training: Dict[int, bool] = {}
     for then in calls:
-        for key, flag in then.of.training_by_module(then).items():
+        for key, flag in then.training_by_module().items():
             training[key] = flag or training.get(key, False)
     moded = modes.modules.state.moded
     return modes._replace(training=[training.get(id(own), flag) for own, flag in zip(moded, modes.training)])

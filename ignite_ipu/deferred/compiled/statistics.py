@@ -52,7 +52,7 @@ def _read(call: Operation) -> FrozenSet[int]:
     modes = call.signature.modes
     if call.model is None or modes is None:
         return _read_by_function(call)
-    training = modes.of.training_by_module(modes)
+    training = modes.training_by_module()
     norms = [each for each in call.model.model.modules() if isinstance(each, NormWithStatistics)]
     evaluated = [each for each in norms if not training.get(id(vars(each)), True)]
     return frozenset(id(buffer) for each in evaluated for buffer in each.buffers())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Hashable, Iterator, List, Mapping, NamedTuple, Tuple
+from typing import Any, Dict, Hashable, Iterator, List, Mapping, NamedTuple, Tuple
 
 from ignite_ipu.deferred.graph.modules_then import ModulesThen
 
@@ -48,8 +48,12 @@ class ModesThen(NamedTuple):
         mine, others = [{id(p): flag for p, flag in zip(each.of.parameters, each.trained)} for each in (self, other)]
         return _agree(mine, others)
 
+    def training_by_module(self) -> Dict[int, bool]:
+        """Return the modes of modules, by the ids of their attributes."""
+        return {id(own): flag for own, flag in zip(self.modules.state.moded, self.training)}
+
     def _by_module(self) -> Iterator[Mapping[int, Any]]:
-        yield self.of.training_by_module(self)
+        yield self.training_by_module()
         yield self.modules.attributes_by_module()
 
     def difference(self, now: ModesThen) -> str:

@@ -42,7 +42,8 @@ from ignite_ipu.deferred.model.call_replays import nothing
 from ignite_ipu.deferred.model.kept_weights import KeptWeights
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import average, note_backward
-from ignite_ipu.deferred.model.turns import begin_again, forget, keep_contents, restored
+from ignite_ipu.deferred.model.reruns import with_reruns
+from ignite_ipu.deferred.model.turns import forget
 from ignite_ipu.deferred.tensor.inputs import gradients_return
 from ignite_ipu.deferred.tensor.lost_gradients import LOST, lost_aside
 from ignite_ipu.deferred.tensor.reads import expected_loss, models_of
@@ -209,16 +210,10 @@ class HostGradients:
             loop.buffers.before_update([loss], loop, nothing)
             retained = {each for each in operations if loss.retained and each.signature.trains}
             leave_uses(operations)
-            weights = loop.session.weights
             stack.enter_context(loop.buffers.in_update(operations))
-            older, renewed = begin_again(operations, loop.buffers)
-            note_left = keep_contents(operations, retained, retained.__contains__, weights)
-            if older:
-                stack.enter_context(weights.with_others(older, restored(older, renewed)))
+            stack.enter_context(with_reruns(operations, retained, retained.__contains__, loop.buffers))
             tensors = [*loop.modes.parameters, *[each for each, _ in pairs]]
             found, results = mixed_gradients(loss, tensors, asked, changes)
-            if note_left is not None:
-                note_left()
         for operation, tensors in results.items():
             if not operation.done:
                 operation.settle([tensor.detach() for tensor in tensors], keep=operation in retained)
@@ -246,19 +241,13 @@ class HostGradients:
                 before = self._kept.values_then(loss)
             if not is_empty:
                 stack.enter_context(loop.buffers.in_update(operations))
-            again, renewed = begin_again(operations, loop.buffers)
-            older = [*before, *again]
             retained = {each for each in operations if loss.retained and keeps(each)}
-            if USES:
-                leave_uses(operations)
             try:
-                note_left = keep_contents(operations, retained, keeps, weights)
-                # Older values have others on the host, which are the same after the call.
-                with weights.with_others(older, restored(older, renewed)) if older else contextlib.nullcontext():
+                with with_reruns(operations, retained, keeps, loop.buffers, before) as is_older:
+                    if USES:
+                        leave_uses(operations)
                     found = self._training.compute([loss], keeps)
-                    if note_left is not None:
-                        note_left()
-                    if not older:
+                    if not is_older:
                         return found
                     weights.to_host()
                     buffers = [each for operation in operations for each in written_buffers(operation).values()]

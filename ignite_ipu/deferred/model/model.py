@@ -272,8 +272,8 @@ class CapturedModel:
 
         with self._as_then(call), torch.no_grad():
             loop.buffers.before_evaluation(self.name, call)
-            run = functools.partial(loop.evaluation.run, left=self.left)
-            called_beside(signature.left, lambda: run(args, kwargs, self.model, show, signature.grad))
+            given = args, kwargs, self.model, show, signature.grad
+            called_beside(signature.left, functools.partial(loop.evaluation.run, *given, left=self.left))
         if [tuple(each.shape) for each in found] != [shape.size for shape in signature.shapes]:
             found = leaves_in(self.called_with(call, leaves))  # with the tensors that it stores elsewhere
         call.settle(found, keep=True)

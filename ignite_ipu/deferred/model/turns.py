@@ -11,19 +11,19 @@ import contextlib
 import dataclasses
 import itertools
 import weakref
-from typing import Any, Callable, Container, Dict, FrozenSet, Iterable, Iterator, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, Optional, Sequence, Tuple
 
 import torch
 
 from ignite_ipu.deferred.graph.call_signatures import CallSignature
 from ignite_ipu.deferred.graph.leaves import Input
-from ignite_ipu.deferred.graph.operations import CLOCK, Contents, Operation, Value, by_number
-from ignite_ipu.deferred.graph.state import Older, Values, read_buffers, written_buffers
+from ignite_ipu.deferred.graph.operations import CLOCK, Operation, Value, by_number
+from ignite_ipu.deferred.graph.state import Older, Values
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors, gradient_path
 from ignite_ipu.deferred.model.buffers import BufferBook
-from ignite_ipu.errors import CaptureError, logger
+from ignite_ipu.deferred.model.reruns import with_reruns
+from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.reached import reached
-from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.weights.tracker import Weights
 
@@ -200,130 +200,10 @@ class Turn:
             return operation.signature.trains and (operation not in path or operation in awaited)
 
         values = self.older.values([(other.reach, other.stepped) for other, _ in others], operations)
-        again, renewed = begin_again(operations, book)
-        values += again
-        note_left = keep_contents(operations, awaited, keeps, book.weights)
-        self.older.clear()
-        with book.weights.with_others(values, restored(values, renewed)) if values else contextlib.nullcontext():
+        with with_reruns(operations, awaited, keeps, book, values):
+            self.older.clear()
             yield keeps
-            if note_left is not None:
-                note_left()
         forget(path - awaited)
-
-
-def keep_contents(
-    operations: Iterable[Operation],
-    awaited: Container[Operation],
-    keeps: Callable[[Operation], bool],
-    weights: Weights,
-) -> Optional[Callable[[], None]]:
-    """Keep the contents of the buffers that calls write, if the calls may run again for another update.
-
-    Other updates wait for the `awaited` operations; `keeps` returns whether gradients may flow through one once more.
-
-    Returns:
-        A function that keeps the contents after the calls, once they have run; None if these cannot be needed.
-    """
-    writers = {each for each in operations if each.signature.writes and not each.done}
-    device = set(operations) if writers else set()
-    last: Dict[int, Tuple[Operation, str, torch.Tensor]] = {}
-    kept: Set[Operation] = set()
-    for operation in sorted(writers, key=by_number):
-        buffers = written_buffers(operation)
-        needed = any(value.is_needed(device) for value in operation.values)
-        if operation in awaited or (needed and keeps(operation)):
-            weights.to_host()
-            kept.add(operation)
-            firsts = {name: each for name, each in buffers.items() if id(each) not in last}
-            operation.contents = {name: Contents(plain(each).clone()) for name, each in firsts.items()}
-        last.update({id(each): (operation, name, each) for name, each in buffers.items()})
-
-    def note_left() -> None:
-        for operation, name, tensor in last.values():
-            if operation in kept:
-                weights.to_host()
-                found = operation.contents.get(name, Contents(None))
-                operation.contents = {**operation.contents, name: found._replace(after=plain(tensor).clone())}
-
-    return note_left if kept else None
-
-
-def begin_again(operations: Sequence[Operation], book: BufferBook) -> Tuple[Values, FrozenSet[int]]:
-    """Return the buffers of calls that have run before, with their contents at that time: they are written once.
-
-    The book has its buffers as they were before the calls of the update that were replayed. Returned are also the ids
-    of the buffers that others of the calls write anew, after these: they are not to be restored.
-    """
-    again = [operation for operation in operations if operation.done]
-    if not again:
-        return [], frozenset()
-    for operation in again:
-        if operation.signature.draws and not operation.signature.warned:
-            operation.signature.warned = True
-            logger.warning(
-                "%s at %s is computed for an update after its values were computed, for a read or another optimizer's "
-                "update, and draws random numbers anew: there it has other values than before. To have the same draws "
-                "in both, draw in the loop, from inputs of the model.",
-                operation.name,
-                operation.line,
-            )
-    every = sorted(operations, key=by_number)
-    used = [read_buffers(each) for each in every if each.model is not None]
-    values: Dict[int, Tuple[torch.Tensor, Optional[torch.Tensor]]] = {}
-    last: Dict[int, Tuple[Operation, Contents]] = {}  # that has run before, or was replayed
-    made: Set[int] = set()  # the buffers that calls write which have run before
-    renewed: Set[int] = set()
-    for operation in every:
-        replay = None if operation.done else book.taken.get(operation.number)
-        contents = operation.contents if replay is None else replay.contents
-        for name, tensor in written_buffers(operation).items():
-            key, found = id(tensor), contents.get(name, Contents(None))
-            is_read, former = any(key in each for each in used), last.get(key)
-            if key in renewed and operation.done:
-                former = operation, found
-            elif not operation.done and replay is None:
-                renewed.add(key)
-                if former is None or key not in made or _goes_on(tensor, values.get(key), former[1], book.weights):
-                    continue
-            elif not (is_read and (found.before is None if former is None else _differ(former[1].after, found.before))):
-                if former is None and replay is None:
-                    values[key] = tensor, found.before
-                if replay is None:
-                    made.add(key)
-                last[key] = operation, found
-                continue
-            first = operation if former is None else former[0]
-            raise CaptureError(
-                f"The update at {current_line()} computes {first.name} at {first.line} once more, which has written "
-                f"the buffer {name} when its values were computed, for a read or another optimizer's update. Other "
-                "calls write it, too, so it would hold another value. Call the model again for this update; or, if it "
-                "is not to use those gradients, clear them by zero_grad() before."
-            )
-    return list(values.values()), frozenset(renewed & values.keys())
-
-
-def restored(values: Values, renewed: FrozenSet[int]) -> Optional[FrozenSet[int]]:
-    """Return the ids of tensors that are to be restored after an update, without `renewed` ones; None for all."""
-    return frozenset(id(tensor) for tensor, _ in values) - renewed if renewed else None
-
-
-def _goes_on(
-    tensor: torch.Tensor,
-    begun: Optional[Tuple[torch.Tensor, Optional[torch.Tensor]]],
-    last: Contents,
-    weights: Weights,
-) -> bool:
-    """Return whether a buffer has the contents with which the last of some calls has left it, for the next one."""
-    weights.to_host()
-    return begun is not None and begun[1] is not None and not _differ(last.after, plain(tensor))
-
-
-def _differ(left: Optional[torch.Tensor], found: Optional[torch.Tensor]) -> bool:
-    """Return whether a call has found other contents than another has left; those of one program follow each other."""
-    if left is None or found is None:
-        return left is not found
-    are_same = (left == found) | ((left != left) & (found != found))
-    return not bool(are_same.all())
 
 
 def forget(operations: Iterable[Operation]) -> None:
