@@ -17,7 +17,9 @@ from ignite_ipu.migration.analysis.names import (
     has_hidden_arguments,
     has_weights,
     index_of,
+    last_of,
     owner_of,
+    targets_of,
     unmoved,
     walk,
 )
@@ -292,17 +294,15 @@ def _targets(node: ast.AST) -> Iterator[Tuple[ast.expr, bool]]:
     """Yield the targets that a statement assigns, or deletes."""
     if isinstance(node, ast.Delete):
         yield from ((target, True) for target in node.targets)
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
-        for target in targets:
-            if isinstance(target, (ast.Tuple, ast.List)):
-                yield from ((each, False) for each in children(target) if isinstance(each, ast.expr))
-            elif isinstance(target, ast.expr):
-                yield target, False
+    for target in targets_of(node):
+        if isinstance(target, (ast.Tuple, ast.List)):
+            yield from ((each, False) for each in children(target) if isinstance(each, ast.expr))
+        else:
+            yield target, False
 
 
 def _last_names(nodes: Iterable[Optional[ast.AST]]) -> FrozenSet[str]:
-    return frozenset(_last_of(dotted(node) or "") for node in nodes) - {""}
+    return frozenset(map(last_of, nodes)) - {""}
 
 
 def _last_of(name: str) -> str:

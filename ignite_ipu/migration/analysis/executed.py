@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import List, NamedTuple, Optional
 
-from ignite_ipu.migration.analysis.names import argument, constant, dotted
+from ignite_ipu.migration.analysis.names import argument, constant, dotted, last_of
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 
 
@@ -24,7 +24,7 @@ def executed(file: ParsedFile) -> List[Executed]:
 
 def _text(file: ParsedFile, node: Optional[ast.expr]) -> Optional[str]:
     """Return the text of a literal, of a name that stands for one, and of `compile(text, ...)` and `dedent(text)`."""
-    if isinstance(node, ast.Call) and (dotted(node.func) or "").rpartition(".")[2] in ("compile", "dedent"):
+    if isinstance(node, ast.Call) and last_of(node.func) in ("compile", "dedent"):
         return _text(file, argument(node, "source", 0))
     value = constant(file.single_value(dotted(node)) or node)
     return value if isinstance(value, str) else None

@@ -10,7 +10,7 @@ from ignite_ipu.capabilities import LACKED_FORMATS
 from ignite_ipu.migration.analysis import tensor_methods
 from ignite_ipu.migration.analysis.kinds import Function, Kind, attribute_named, device_test
 from ignite_ipu.migration.analysis.models import Model
-from ignite_ipu.migration.analysis.names import argument, constant, dotted, index_of, walk
+from ignite_ipu.migration.analysis.names import argument, constant, dotted, index_of, last_of, walk
 from ignite_ipu.migration.analysis.operators import constants_of, is_dynamic
 from ignite_ipu.migration.analysis.scope import OutsideCall, Scope
 from ignite_ipu.migration.analysis.values import (
@@ -170,7 +170,7 @@ class Expressions:
         if called not in ("zip", "enumerate") or not isinstance(node, ast.Call):
             self.assign(target, WEIGHT if self._are_weights(node) else kind.element, None)
             if isinstance(target, ast.Name) and self.scope.is_own(node):
-                self.scope.layers_of[target.id] = (dotted(node) or "").rpartition(".")[2]
+                self.scope.layers_of[target.id] = last_of(node)
             return
         parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else []
         if called == "enumerate" and node.args and len(parts) == 2:

@@ -19,7 +19,7 @@ from ignite_ipu.migration.analysis.kinds import (
     used_as_tensor,
 )
 from ignite_ipu.migration.analysis.models import Model
-from ignite_ipu.migration.analysis.names import assignments, dotted, walk
+from ignite_ipu.migration.analysis.names import assignments, dotted, targets_of, walk
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.scope import Environment, OutsideCall, Scope
 from ignite_ipu.migration.analysis.values import PYTHON, UNKNOWN, Origin, Value, join, result
@@ -209,7 +209,7 @@ class Statements(Expressions):
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             if node.value is not None:
                 kind = self.expression(node.value)
-                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                for target in targets_of(node):
                     self.assign(target, kind, node.value)
         elif isinstance(node, ast.AugAssign):
             self.augmented(node)

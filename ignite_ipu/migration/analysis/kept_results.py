@@ -6,17 +6,24 @@ import ast
 import itertools
 from typing import Iterator, List, NamedTuple, Optional, Set, Tuple, Union
 
-from ignite_ipu.migration.analysis.kinds import Function, Kind, parameters_of
-from ignite_ipu.migration.analysis.models import Model
-from ignite_ipu.migration.analysis.names import argument, attributes_in, chain_of, dotted, names_bound, owner_of, walk
+from ignite_ipu.migration.analysis.kinds import Code, Function, Kind, parameters_of
+from ignite_ipu.migration.analysis.names import (
+    argument,
+    attributes_in,
+    chain_of,
+    dotted,
+    last_of,
+    names_bound,
+    owner_of,
+    targets_of,
+    walk,
+)
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.tensor_methods import MUTATORS
 from ignite_ipu.migration.analysis.training import Training
-from ignite_ipu.program.reached import reached
 
 _HOOKS = ("register_forward_hook", "register_forward_pre_hook")
 _REGISTERED = (Kind.BUFFER, Kind.PARAMETER, Kind.MODULE, Kind.MODULES)
-_Code = Union[ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda]
 
 
 class KeptResult(NamedTuple):
@@ -54,7 +61,7 @@ def growing_lists(training: Training) -> Iterator[KeptResult]:
     for node, target in _clearings(training):
         loop = next(file.loops_around(node), None)
         if loop in per_call or (loop is None and file.function_of(node) is not None):
-            cleared.add((dotted(target) or "").rpartition(".")[2])
+            cleared.add(last_of(target))
     for function in _forwards(training):
         for node, name, given in _outer_changes(training, function):
             always = not any(isinstance(above, (ast.If, ast.IfExp)) for above in _within(file, node, function))
@@ -86,12 +93,12 @@ def _is_tensor(node: ast.expr) -> bool:
     return bool(_names(node)) and names.isdisjoint(("item", "tolist", "numpy", "shape", "size", "dim", "dtype"))
 
 
-def _within(file: ParsedFile, node: ast.AST, function: _Code) -> Iterator[ast.AST]:
+def _within(file: ParsedFile, node: ast.AST, function: Code) -> Iterator[ast.AST]:
     """Yield the nodes around a node in a function, innermost first."""
     return itertools.takewhile(lambda above: above is not function, file.ancestors(node))
 
 
-def _outer_changes(training: Training, function: _Code) -> Iterator[Tuple[ast.AST, str, List[ast.expr]]]:
+def _outer_changes(training: Training, function: Code) -> Iterator[Tuple[ast.AST, str, List[ast.expr]]]:
     """Yield the changes of variables from outside of a function that it does not test, with names and arguments."""
     nodes = walk(function)
     own = {name.split(".")[0] for node in nodes for name in names_bound(node)} | _given(function)
@@ -104,42 +111,29 @@ def _outer_changes(training: Training, function: _Code) -> Iterator[Tuple[ast.AS
                 yield node, name, node.args if isinstance(node, ast.Call) else []
 
 
-def _forwards(training: Training) -> Iterator[_Code]:
+def _forwards(training: Training) -> Iterator[Code]:
     """Yield the methods of models that forward enters, and the hooks on calls of layers."""
     file = training.file
     for model in file.models:
-        yield from _entered(model)
+        yield from model.entered
     hooks: Set[str] = set()
     for call, _ in file.method_calls(*_HOOKS):
         hook = argument(call, "hook", 0)
         if isinstance(hook, ast.Lambda):
             yield hook
-        hooks.add((dotted(hook) or "").rpartition(".")[2])
+        hooks.add(last_of(hook))
     yield from (each for each in file.nodes(ast.FunctionDef) if each.name in hooks and each not in file.traced)
 
 
-def _losses(training: Training) -> Iterator[_Code]:
+def _losses(training: Training) -> Iterator[Code]:
     names = {name.rpartition(".")[2] for name in training.loss_functions}
     yield from (each for each in training.file.nodes(ast.FunctionDef) if each.name in names)
 
 
-def _entered(model: Model) -> Iterator[Function]:
-    """Yield the methods of a model that its forward enters, and forward."""
-
-    def called(name: str) -> Iterator[str]:
-        method = model.method(name)
-        calls = (node for node in walk(method) if isinstance(node, ast.Call)) if method is not None else ()
-        yield from (name[5:] for name in (dotted(call.func) or "" for call in calls) if name.startswith("self."))
-
-    methods = (model.method(name) for name in reached(["forward"], called))
-    yield from (method for method in methods if method is not None)
-
-
-def _given(function: _Code) -> Set[str]:
+def _given(function: Code) -> Set[str]:
     """Return the names of parameters, `self` of models and of objects included."""
-    if isinstance(function, ast.Lambda):
-        return {each.arg for each in (*function.args.posonlyargs, *function.args.args)}
-    return {each.arg for each in parameters_of(function)} | {"self"}
+    given = {each.arg for each in parameters_of(function)}
+    return given if isinstance(function, ast.Lambda) else given | {"self"}
 
 
 def _names(node: ast.AST) -> Set[str]:
@@ -150,22 +144,21 @@ def _changed(node: ast.AST) -> Iterator[ast.expr]:
     """Yield the containers and objects that a node changes."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
         yield node.func.value
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    if isinstance(node, (ast.Assign, ast.AugAssign)):
-        yield from (each.value for each in targets if isinstance(each, (ast.Subscript, ast.Attribute)))
+    if not isinstance(node, ast.AnnAssign):
+        yield from (each.value for each in targets_of(node) if isinstance(each, (ast.Subscript, ast.Attribute)))
 
 
 def _in_attributes(training: Training) -> Iterator[KeptResult]:
     file = training.file
-    models = {(dotted(argument(call, "model", 0)) or "").rpartition(".")[2] for call in training.trainers} - {""}
+    models = {last_of(argument(call, "model", 0)) for call in training.trainers} - {""}
     kept: Set[str] = set()
     for model in file.models:
-        for method in _entered(model):
+        for method in model.entered:
             stored = (node for node in walk(method) if isinstance(node, ast.Attribute) and dotted(node.value) == "self")
             kept |= {node.attr for node in stored if isinstance(node.ctx, ast.Store)}
         kept -= {name for name, kind in model.holds.items() if kind in _REGISTERED}
     # A function that calls the model itself has the attributes that this call has set.
-    called = [call for call in file.nodes(ast.Call) if (dotted(call.func) or "").rpartition(".")[2] in models]
+    called = [call for call in file.nodes(ast.Call) if last_of(call.func) in models]
     callers: Set[Optional[Function]] = set(map(file.function_of, called))
     for node in file.nodes(ast.Attribute) if kept else ():
         read = node.attr in kept and isinstance(node.ctx, ast.Load) and node not in file.traced

@@ -11,6 +11,7 @@ from ignite_ipu.migration.analysis import tensor_methods
 from ignite_ipu.migration.analysis.names import Names, constant, dotted, index_of, names_bound, owner_of, walk
 
 Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
+Code = Union[Function, ast.Lambda]
 
 
 class Kind(enum.Enum):
@@ -87,7 +88,7 @@ def join_kinds(first: Kind, second: Kind) -> Kind:
     return Kind.UNKNOWN
 
 
-def parameters_of(function: Union[Function, ast.Lambda]) -> List[ast.arg]:
+def parameters_of(function: Code) -> List[ast.arg]:
     """Return a function's parameters in order, keyword-only ones last, without variadic ones."""
     return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
 
@@ -109,7 +110,7 @@ def declared_kind(function: Function, arg: ast.arg) -> Kind:
     return Kind.UNKNOWN
 
 
-def default_of(function: Union[Function, ast.Lambda], name: str) -> Optional[ast.expr]:
+def default_of(function: Code, name: str) -> Optional[ast.expr]:
     """Return the default of a parameter; None where there is none."""
     positional = [*function.args.posonlyargs, *function.args.args]
     named = [parameter.arg for parameter in positional[len(positional) - len(function.args.defaults) :]]

@@ -69,6 +69,18 @@ class Model:
         return {name for name in (dotted(call.func) for call in calls) if name is not None}
 
     @cached_property
+    def entered(self) -> List[Function]:
+        """Forward, and the methods that it calls, and these call."""
+
+        def called(name: str) -> Iterator[str]:
+            method = self.method(name)
+            calls = (node for node in walk(method) if isinstance(node, ast.Call)) if method is not None else ()
+            yield from (name[5:] for name in (dotted(call.func) or "" for call in calls) if name.startswith("self."))
+
+        methods = (self.method(name) for name in reached(["forward"], called))
+        return [method for method in methods if method is not None]
+
+    @cached_property
     def written(self) -> Set[str]:
         """Attributes that forward, and the methods it calls, write in place, or set; not those of `set_once`."""
         return self._writes.keys() - self.set_once
@@ -83,10 +95,8 @@ class Model:
     def _writes(self) -> Dict[str, Set[_Constants]]:
         """Constants that traced code puts in attributes, None for each other value."""
         found: Dict[str, Set[_Constants]] = {}
-
-        def called_by(name: str) -> Iterator[str]:
-            method = self.method(name)
-            nodes = [] if method is None else list(walk(method))
+        for method in self.entered:
+            nodes = list(walk(method))
             stores = [node for node in nodes if isinstance(node, ast.Assign)]
             values = {id(part): node.value for node in stores for each in node.targets for part in ast.walk(each)}
             for node in nodes:
@@ -94,11 +104,6 @@ class Model:
                     attribute = _own_attribute(target)
                     if attribute is not None:
                         found.setdefault(attribute, set()).add(constants)
-                called = (dotted(node.func) or "") if isinstance(node, ast.Call) else ""
-                if called.startswith("self."):
-                    yield called[5:]
-
-        reached(["forward"], called_by)
         return found
 
     def owner_of(self, method: Function) -> str:

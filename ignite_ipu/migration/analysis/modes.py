@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import FrozenSet, Optional, Set, Tuple
 
-from ignite_ipu.migration.analysis.names import argument, constant, dotted, unmoved
+from ignite_ipu.migration.analysis.names import argument, constant, dotted, last_of, unmoved
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 
 Past = FrozenSet[Tuple[str, object]]
@@ -74,7 +74,7 @@ def _mode_of(call: ast.Call) -> Optional[bool]:
 def _model_of(call: ast.Call) -> str:
     """Return the last name of the model whose method is called, "" when it has none."""
     assert isinstance(call.func, ast.Attribute)
-    return _last(dotted(call.func.value) or "")
+    return last_of(call.func.value)
 
 
 def _last(name: str) -> str:

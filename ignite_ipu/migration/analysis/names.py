@@ -274,6 +274,18 @@ def _own_variables(nodes: Iterable[ast.AST]) -> Set[ast.AST]:
     return found
 
 
+def last_of(node: Optional[ast.AST]) -> str:
+    """Return the last name of a chain, `weight` of `self.layer.weight`; "" for anything else."""
+    return (dotted(node) or "").rpartition(".")[2]
+
+
+def targets_of(node: ast.AST) -> List[ast.expr]:
+    """Return the targets of an assignment of any kind, none for other nodes."""
+    if isinstance(node, ast.Assign):
+        return node.targets
+    return [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else []
+
+
 def chain_of(node: Optional[ast.AST]) -> Set[str]:
     """Return the names in a chain of attributes, elements and calls, as `net.body[0].weight` is."""
     found: Set[str] = set()

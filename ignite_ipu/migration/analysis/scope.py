@@ -10,7 +10,7 @@ from typing import Dict, FrozenSet, Iterator, Mapping, NamedTuple, Optional, Pro
 from ignite_ipu.migration.analysis.conditions import Conditions, Runs
 from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, converts, parameters_of, reads
 from ignite_ipu.migration.analysis.models import Model
-from ignite_ipu.migration.analysis.names import Names, dotted, is_layer, walk
+from ignite_ipu.migration.analysis.names import Names, dotted, is_layer, last_of, walk
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.values import Origin, Value
 
@@ -143,7 +143,7 @@ class Scope:
     def is_rebound(self, node: ast.Attribute, value: Optional[ast.expr]) -> bool:
         """Return whether an assignment puts a parameter, or a tensor of another shape, where a registered one is."""
         assert self.model is not None
-        names = set() if value is None else {(dotted(each) or "").rpartition(".")[2] for each in ast.walk(value)}
+        names = set() if value is None else {last_of(each) for each in ast.walk(value)}
         return self.model.holds.get(node.attr) is Kind.PARAMETER or not names.isdisjoint(_OF_OTHER_SHAPE)
 
     def mutation(self, node: ast.expr, name: str, kind: Value, value: Optional[ast.expr]) -> None:
@@ -197,7 +197,7 @@ class Scope:
 
     def generator_of(self, node: ast.expr) -> Optional[str]:
         """Return the class of a random generator of Python's or numpy's that an attribute or a variable holds."""
-        name = (dotted(node) or "").rpartition(".")[2]
+        name = last_of(node)
         value = self.model.values.get(name) if self.model and self.is_own(node) else None
         value = self.analysis.shared.get(name) if value is None and self.is_shared(node) else value
         made = None if value is None else self.names.called(value)

@@ -21,6 +21,7 @@ from ignite_ipu.migration.analysis.names import (
     dotted,
     has_hidden_arguments,
     index_of,
+    last_of,
     names_bound,
     owner_of,
     walk,
@@ -424,7 +425,7 @@ def _position_of(own: ast.ClassDef, name: str) -> Optional[int]:
     fields = [
         each.target.id for each in own.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
     ]
-    inherits = [dotted(each) for each in own.bases if (dotted(each) or "").rpartition(".")[2] != "NamedTuple"]
+    inherits = [dotted(each) for each in own.bases if last_of(each) != "NamedTuple"]
     return fields.index(name) if name in fields and not own.keywords and not inherits else None
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Union
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 
-from ignite_ipu.migration.analysis.kinds import Function
-from ignite_ipu.migration.analysis.names import argument, children, dotted, owner_of, walk
+from ignite_ipu.migration.analysis.kinds import Code, Function
+from ignite_ipu.migration.analysis.names import argument, children, last_of, owner_of, walk
 from ignite_ipu.migration.analysis.training import Training
 from ignite_ipu.program.reached import reached
 
-_Code = Union[ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda]
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
@@ -49,7 +48,7 @@ class TrainingRegions:
         yield from begun.values()
         yield from (Reached(node, False) for node in pending)
 
-    def _handlers(self) -> Iterator[_Code]:
+    def _handlers(self) -> Iterator[Code]:
         """Yield the functions that events of engines call."""
         for function in self._functions.all:
             if any(owner_of(each, "on") is not None for each in function.decorator_list):
@@ -60,21 +59,21 @@ class TrainingRegions:
                 handler = handler.args[0]
             if isinstance(handler, ast.Lambda):
                 yield handler
-            named = self._functions.by_name.get((dotted(handler) or "").rpartition(".")[2])
+            named = self._functions.by_name.get(last_of(handler))
             if named is not None and named not in self._file.traced:
                 yield named
 
-    def _after(self, functions: Iterable[_Code], nodes: Sequence[ast.AST]) -> List[ast.AST]:
+    def _after(self, functions: Iterable[Code], nodes: Sequence[ast.AST]) -> List[ast.AST]:
         """Return nodes, those of functions, and those of the functions that they call."""
 
-        def called(function: _Code) -> Iterator[_Code]:
+        def called(function: Code) -> Iterator[Code]:
             for node in walk(function):
                 callee = self._functions.callee(node) if isinstance(node, ast.Call) else None
                 if callee is not None and callee not in self._makers:
                     yield callee
 
         calls = [self._functions.callee(node) for node in nodes if isinstance(node, ast.Call)]
-        start: List[_Code] = [*functions, *(each for each in calls if each is not None and each not in self._makers)]
+        start: List[Code] = [*functions, *(each for each in calls if each is not None and each not in self._makers)]
         return [*nodes, *(node for function in reached(start, called) for node in walk(function))]
 
     def _between(self, begun: bool) -> List[ast.AST]:

@@ -13,7 +13,7 @@ import itertools
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Union
 
 from ignite_ipu.migration.analysis.kinds import Function, parameters_of
-from ignite_ipu.migration.analysis.names import dotted, names_bound, owner_of, walk
+from ignite_ipu.migration.analysis.names import dotted, names_bound, owner_of, targets_of, walk
 from ignite_ipu.migration.analysis.number_values import count_iteration, length_of, value_of
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.training import Training
@@ -151,8 +151,7 @@ class _Text:
         """
         if isinstance(node, ast.Call):
             return self._event_of_call(node)
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        target = targets[0]
+        target = next(iter(targets_of(node)), None)
         if isinstance(target, ast.Attribute) and target.attr == "grad":
             cleared = isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
             above = self.file.parents[node]

@@ -30,6 +30,7 @@ from ignite_ipu.migration.analysis.names import (
     dotted,
     names_bound,
     names_loaded,
+    targets_of,
     unmoved,
     walk,
 )
@@ -102,9 +103,8 @@ class _Reader:
         self._seen.add((id(scope), name))
         for node in walk(scope):
             if isinstance(node, (ast.Assign, ast.AugAssign)) and name in names_bound(node):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 divides = isinstance(node, ast.AugAssign) and not isinstance(node.op, (ast.Add, ast.Sub, ast.Mult))
-                if not divides and all(isinstance(target, ast.Name) for target in targets):
+                if not divides and all(isinstance(target, ast.Name) for target in targets_of(node)):
                     self.read(node.value, scope)
 
     def _read_call(self, call: ast.Call, scope: ast.AST) -> None:
