@@ -20,14 +20,17 @@ from ignite_ipu.program.forward.model_libraries import (
     without_generation_cache,
 )
 from ignite_ipu.program.forward.statistics import StatisticsWritten
-from ignite_ipu.program.function_mode import FunctionContexts
+from ignite_ipu.program.function_mode import FunctionContext, FunctionContexts
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.torch_names.modules import AnyBatchNorm, all_named_modules
 
 
 @contextlib.contextmanager
-def guarded(step: BatchStep, training: bool = False) -> Iterator[bool]:
-    """Refuse operations that no IPU computes, while a step is traced; yields whether it is traced."""
+def guarded(step: BatchStep, training: bool = False, beside: Sequence[FunctionContext] = ()) -> Iterator[bool]:
+    """Refuse operations that no IPU computes, while a step is traced; yields whether it is traced.
+
+    `beside` has further contexts of the trace.
+    """
     traced: bool = backend.poptorch().isRunningOnIpu()
     if traced:
         with contextlib.ExitStack() as stack:
@@ -42,7 +45,7 @@ def guarded(step: BatchStep, training: bool = False) -> Iterator[bool]:
             constants = step.shown.constants(step)
             declared = declared_as_tracing(None if training else step.is_recorded)
             last = GradientHookGuard() if training else StatisticsWritten()
-            with FunctionContexts(constants, Equivalents(), HostTensorsMovedIn(), last), declared:
+            with FunctionContexts(constants, Equivalents(), HostTensorsMovedIn(), last, *beside), declared:
                 with without_checkpointing(training), without_generation_cache([each for _, each in modules]):
                     yield True
             if constants.refusal is not None:

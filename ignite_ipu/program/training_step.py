@@ -15,6 +15,7 @@ from torch import nn
 
 from ignite_ipu.errors import LossError, logger
 from ignite_ipu.program.forward.randomness import draws_put_back
+from ignite_ipu.program.forward.statistics import LaterStatisticsGuard
 from ignite_ipu.program.guarded_trace import guarded
 from ignite_ipu.program.micro_batches import first_micro_batch
 from ignite_ipu.program.outputs import check_output, describe_value, known_to_poptorch
@@ -104,7 +105,7 @@ class TrainingStep(BatchStep):
             OutputError: The predictions cannot come back from the device.
         """
         x, y = self.layout.batch(leaves)
-        with guarded(self, training=True) as traced:
+        with guarded(self, training=True, beside=[LaterStatisticsGuard()]) as traced:
             y_pred = self.call_model(x)
             if traced:
                 self.computed.keep()

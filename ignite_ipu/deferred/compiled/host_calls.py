@@ -43,6 +43,7 @@ from ignite_ipu.deferred.graph.structure import (
     unflatten,
 )
 from ignite_ipu.errors import CaptureError, ForwardError, IPUError, listed
+from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.forward.assigned_buffers import is_assignment
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.gradients import GradientHookGuard
@@ -51,6 +52,7 @@ from ignite_ipu.program.forward.model_libraries import without_generation_cache
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.forward.number_formats import refuse_lacked_formats
 from ignite_ipu.program.forward.randomness import GENERATORS
+from ignite_ipu.program.forward.statistics import LaterStatisticsGuard
 from ignite_ipu.program.forward.value_reads import ValueReads
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.function_mode import FunctionGuard, FunctionGuards
@@ -81,6 +83,7 @@ _PACK = pack_padded_sequence()
 _ARRAYS = (torch.Tensor.numpy, torch.Tensor.__array__)
 _SET_DATA = (torch.Tensor.data.__set__,)  # type: ignore[attr-defined]
 _DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
+_GRADIENT_MODE = word_set("is_grad_enabled requires_grad")
 _CHANGES_ARGUMENT = (
     " changes an object that it is given (an attribute, a list, a dictionary), which a compiled program would do once. "
     "Let it return the values to keep. If it only sets something up, as a cached property does, do that before the "
@@ -193,6 +196,7 @@ class HostCall(NamedTuple):
         returned: The tensors of the output that are parameters, buffers, arguments or views, or constants, with their
             positions.
         outside: The tensors that operators had and none has computed, besides arguments and buffers.
+        asks_for_gradients: Whether its code names the mode of gradients, which are disabled in inference programs.
     """
 
     results: Any
@@ -204,6 +208,7 @@ class HostCall(NamedTuple):
     with_gradients: bool
     returned: Sequence[Tuple[int, Returned]]
     outside: Sequence[torch.Tensor]
+    asks_for_gradients: bool
 
     def signature(self, structure: Structure, leaves: Sequence[Any], frozen: bool, training: bool) -> CallSignature:
         """Return the signature of such calls of a model that is `frozen` or not, `training` if any module of it is.
@@ -218,7 +223,7 @@ class HostCall(NamedTuple):
         aliases = [part in self.shared or memory.count(part) > 1 for part in memory]
         flows = [requires_grad(each) if self.with_gradients else each.is_floating_point() for each in tensors]
         shapes = [Shape.of(tensor, trains and flow, alias) for tensor, flow, alias in zip(tensors, flows, aliases)]
-        evaluates = trains and not (training or self.writes or self.draws)
+        evaluates = trains and not (training or self.writes or self.draws or self.asks_for_gradients)
         given = (structure, grad, result, shapes, None, self.writes, self.draws)
         returned, reads = self.returned, self.reads
         return CallSignature(None, *given, left=self.left, evaluates=evaluates, returned=returned, reads=reads)
@@ -318,7 +323,7 @@ def called_on_host(
         recorder.writes = WeightWriteGuard(model, buffers)
         guard = ForwardGuard(recorder.writes, reads)
         guards.append(guard)
-        with FunctionGuards(guard, GradientHookGuard()), operands, recorder:
+        with FunctionGuards(guard, GradientHookGuard(), LaterStatisticsGuard()), operands, recorder:
             call = functools.partial(model, *own.args, **own.kwargs)
             if left_there:
                 call = functools.partial(_called_with, model, left_there, own)
@@ -410,7 +415,10 @@ def called_on_host(
         returned = returned_in(leaves_in(results), copies, own, recorder=recorders[-1], outputs=outputs)
     others = recorders[-1].constants
     places = places or left_at
-    return HostCall(results, reads, writes, bool(drawn), frozenset(shared), places, with_gradients, returned, others)
+    asks = not _GRADIENT_MODE.isdisjoint(state.words)
+    return HostCall(
+        results, reads, writes, bool(drawn), frozenset(shared), places, with_gradients, returned, others, asks
+    )
 
 
 def _read_in(

@@ -8,7 +8,7 @@ import torch
 
 from ignite_ipu.deferred.graph.operations import NORM, Contents, Operation, replayed, shown_input
 from ignite_ipu.deferred.graph.state import written_buffers
-from ignite_ipu.deferred.graph.structure import unflatten
+from ignite_ipu.deferred.graph.structure import leaves_in, unflatten
 from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.errors import logger
 from ignite_ipu.program.forward.assigned_buffers import assignments_written
@@ -88,9 +88,13 @@ class CallReplays:
         args, kwargs = unflatten(call.signature.structure, leaves)
         loop.session.weights.to_host()
         with then.put_back():
-            with EAGER, without_generation_cache(all_modules(model)), torch.no_grad(), DisableTorchFunctionSubclass():
-                with assignments_written(model):
-                    return called_beside(call.signature.left, lambda: model(*args, **kwargs))
+            with EAGER, without_generation_cache(all_modules(model)), DisableTorchFunctionSubclass():
+                # As at the call, by which its code may decide.
+                with torch.set_grad_enabled(call.signature.grad), assignments_written(model):
+                    results = called_beside(call.signature.left, lambda: model(*args, **kwargs))
+        for buffer in written_buffers(call).values():
+            torch.Tensor.detach_(plain(buffer))
+        return list(map(torch.Tensor.detach, leaves_in(results)))
 
 
 def chain_of(call: Operation, but: Container[int] = ()) -> Sequence[Operation]:

@@ -243,7 +243,7 @@ class CapturedModel:
         """Return the captured model of weights that no model has, to be trained together with this one."""
         return capture_weights(weights, self.loop.setup) or self
 
-    def called_with(self, call: Operation, tensors: Sequence[torch.Tensor]) -> Any:
+    def called_with(self, call: Operation, tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
         """Return the results of a call, computed on the host as the model was at the call, without a trace there.
 
         Raises:
@@ -253,7 +253,10 @@ class CapturedModel:
         then = self.loop.updates.weights.then(call)
         with self._as_then(call), self.loop.session.weights.with_others(then) if then else contextlib.nullcontext():
             arguments = (signature.structure, tensors, self.loop.session.weights, self.name, signature.left)
-            return called_on_host(self.model, *arguments).results
+            # With gradients enabled as at the call, by which its code may decide.
+            differentiated = [leaf.shape.requires_grad for leaf in call.leaves] if signature.grad else None
+            results = leaves_in(called_on_host(self.model, *arguments, differentiated).results)
+            return list(map(torch.Tensor.detach, results))
 
     def evaluate(self, call: Operation) -> None:
         """Have an inference program compute a call in evaluation mode, through which gradients can still flow.
@@ -275,7 +278,7 @@ class CapturedModel:
             given = args, kwargs, self.model, show, signature.grad
             called_beside(signature.left, functools.partial(loop.evaluation.run, *given, left=self.left))
         if [tuple(each.shape) for each in found] != [shape.size for shape in signature.shapes]:
-            found = leaves_in(self.called_with(call, leaves))  # with the tensors that it stores elsewhere
+            found = self.called_with(call, leaves)  # with the tensors that it stores elsewhere
         call.settle(found, keep=True)
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Batch statistics that normalisations in training mode write in an inference program.
+"""Running statistics of normalisations: written in inference programs, and updated after their use in one forward.
 
 PopTorch updates running means and variances in training programs alone; forward's own writes in place are kept in both.
 So in an inference program the update is written out, by PyTorch's formula.
@@ -11,7 +11,9 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import torch
 import torch.nn.functional as F
 
-from ignite_ipu.program.function_mode import FunctionContext
+from ignite_ipu.errors import LossError
+from ignite_ipu.program.function_mode import FunctionContext, FunctionGuard
+from ignite_ipu.program.user_code import Line, current_line
 
 _NORMALISATIONS = (F.batch_norm, F.instance_norm)
 _NAMES = {
@@ -33,13 +35,55 @@ class StatisticsWritten(FunctionContext):
     def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         output = func(*args, **kwargs)
         if func in _NORMALISATIONS:
-            given = {**dict(zip(_NAMES[func], args)), **kwargs}
-            name, default = _USES_BATCH[func]
+            given, uses_batch = _given(func, args, kwargs)
             mean: Optional[torch.Tensor] = given.get("running_mean")
-            if given.get(name, default) and mean is not None:
+            if uses_batch and mean is not None:
                 momentum = given.get("momentum", _MOMENTUM)
                 _update(given["input"], mean, given["running_var"], momentum, func is F.instance_norm)
         return output
+
+
+class LaterStatisticsGuard(FunctionGuard):
+    """Refuses a forward that updates the running statistics of a normalisation after it has normalised with them.
+
+    PyTorch's kernels compute the gradient of the first one with the later statistics then, and no device does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._used: List[Tuple[torch.Tensor, Line]] = []
+
+    def concerns(
+        self, func: Callable[..., Any], tensors: List[torch.Tensor], args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> bool:
+        return func in _NORMALISATIONS
+
+    def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        if func not in _NORMALISATIONS:
+            return
+        given, uses_batch = _given(func, args, kwargs)
+        mean: Optional[torch.Tensor] = given.get("running_mean")
+        if mean is None:
+            return
+        if not uses_batch:
+            sources = [given["input"], given.get("weight")]
+            if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in sources):
+                self._used.append((mean, current_line()))
+            return
+        for used, line in self._used:
+            if used is mean:
+                raise LossError(
+                    f"The forward normalises with running statistics at {line}, and updates them at {current_line()}. "
+                    "PyTorch would compute the gradient of the first normalisation with the later statistics, which no "
+                    "device does. Update them first, or make the first one under torch.no_grad()."
+                )
+
+
+def _given(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[Dict[str, Any], bool]:
+    """Return the arguments of a normalisation by name, and whether it uses and updates the statistics of the batch."""
+    given = {**dict(zip(_NAMES[func], args)), **kwargs}
+    name, default = _USES_BATCH[func]
+    return given, bool(given.get(name, default))
 
 
 def _update(input: torch.Tensor, mean: torch.Tensor, var: torch.Tensor, momentum: float, of_instances: bool) -> None:

@@ -110,9 +110,17 @@ def a_part_in_training_mode(model: nn.Sequential, optimizer: torch.optim.Optimiz
     fine_tuning(model, optimizer, seen)
 
 
+def code_that_asks_for_gradients(model: nn.Sequential, optimizer: torch.optim.Optimizer, seen: List[Any]) -> None:
+    model[0].register_forward_hook(lambda module, inputs, output: output * (2 if torch.is_grad_enabled() else 3))
+    values_before_backward(model, optimizer, seen)
+    with torch.no_grad():
+        seen.append(model(XS[0]).sum().item())
+
+
 LOOPS = (
     *(fine_tuning, values_before_backward, validation_with_gradients_enabled, a_value_that_is_read_after_the_update),
     *(training_mode_between_backward_and_step, gradients_that_are_cleared, a_part_in_training_mode),
+    code_that_asks_for_gradients,
 )
 
 

@@ -29,6 +29,21 @@ def _fresh_state() -> Iterator[None]:
     forget()
 
 
+class ByGradientMode(nn.Module):
+    """A layer whose code decides by the mode of gradients, and keeps an average of what it computes."""
+
+    average: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * (2 if torch.is_grad_enabled() else 3) * (2 if x.requires_grad else 3)
+        self.average.lerp_(x.detach().mean(0), 0.1)
+        return x
+
+
 def train(accelerator: Any, body: Callable[..., Any], *layers: nn.Module) -> List[Any]:
     """Train for five steps; returns the read values, and the weights and buffers at the end."""
     torch.manual_seed(0)
@@ -92,7 +107,11 @@ if usual_dispatch() is not None:
 
 
 @pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize("layer", [nn.Identity, lambda: nn.BatchNorm1d(16)], ids=["plain", "statistics of batches"])
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Identity, lambda: nn.BatchNorm1d(16), ByGradientMode],
+    ids=["plain", "statistics of batches", "mode of gradients"],
+)
 def test_values_and_weights_are_the_native_ones(body: Callable[..., Any], layer: Callable[[], nn.Module]) -> None:
     """The host computes the first value; the device then makes the update when it is read, and gives it."""
     expected = train(Accelerator(cpu=True), body, layer())
