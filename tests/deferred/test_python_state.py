@@ -52,11 +52,14 @@ class Net(nn.Module):
         self.act: Callable[[torch.Tensor], torch.Tensor] = torch.tanh
         self.layer = nn.Tanh()
         self.scale, self.array, self.both = Scale(), np.ones(2, dtype="float32"), False
+        self.memory, self.gates = np.ones(2, dtype="float32"), [torch.ones(2, 2)[:, 0]]
+        self.shared = torch.from_numpy(self.memory)
         self.register_buffer("shift", torch.zeros(8))
 
     def forward(self, x: torch.Tensor) -> Any:
         features = self.layer(self.act(self.norm(self.first(x)))) - self.shift
         scores = scaled(self.second(features)) * self.scale.now() * torch.tensor(self.array, device=x.device)
+        scores = scores * self.gates[0] * self.shared
         return (scores, features) if self.both else scores
 
 
@@ -112,6 +115,16 @@ def replace_object(net: Any, number: int) -> None:
 
 def write_array(net: Any, number: int) -> None:
     net.array[0] = number
+
+
+def write_data(net: Any, number: int) -> None:
+    """PyTorch does not count it."""
+    net.gates[0].data[1] = 1 + number / 4
+
+
+def write_shared_memory(net: Any, number: int) -> None:
+    """Nor this."""
+    net.memory[0] = 1 + number / 4
 
 
 def replace_function(net: Any, number: int) -> None:
@@ -179,6 +192,8 @@ CHANGES = [
     set_in_object,
     replace_object,
     write_array,
+    write_data,
+    write_shared_memory,
     replace_function,
     replace_layer,
     patch_forward,

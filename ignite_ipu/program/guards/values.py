@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from ignite_ipu.program.forward.randomness import state_of
-from ignite_ipu.program.tensors.raw import ACCESS, bring_newest, checksum_of
+from ignite_ipu.program.tensors.raw import ACCESS, bring_newest, checksum_of, is_on_cpu, layout_of, size_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 __all__ = [
@@ -66,6 +66,10 @@ BOOKKEEPERS = frozenset(
     ["builtins", "logging", "threading", "_thread", "io", "_io", "random", "weakref", "_weakref", "_pytest", "pluggy"]
 )
 """Packages whose objects keep books of their own, which no forward computes from; pytest's lead to all tests."""
+
+
+# The values of larger tensors take too long to compare before each step.
+_MOST_COMPARED = 2**14
 
 
 def is_fixed(value: Any) -> bool:
@@ -196,6 +200,12 @@ def _is_left(read: Hashable) -> bool:
     return read.is_gone if type(read) is _Emptied else isinstance(read, _Version) and read.number < 0
 
 
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is no sparse one, and of no class that may make tensors without values."""
+    ordinary = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return ordinary and layout_of(tensor) is torch.strided and is_on_cpu(tensor)
+
+
 def replaced_tensors(before: Hashable, now: Hashable) -> Optional[List[Tuple[torch.Tensor, torch.Tensor]]]:
     """Return the tensors in which two results of a `Reader` differ, None if anything else differs."""
     if isinstance(before, _Version) and isinstance(now, _Version):
@@ -247,7 +257,8 @@ class Reader:
     def of_tensor(self, tensor: torch.Tensor) -> Hashable:
         """Return which tensor it is, and of which version: one that is written into has another.
 
-        A parameter has one version for each value, as code and devices write it in ways that PyTorch does not count.
+        The values count where code and devices write them in ways that PyTorch does not count, such as `tensor.data`
+        and memory that numpy shares: those of a parameter, and of a tensor of up to 16,384 elements.
         """
         if is_left_behind(tensor):
             return _Version(tensor, -1)
@@ -259,7 +270,10 @@ class Reader:
             return _Version(tensor, checksum_of(tensor))
         with DisableTorchFunctionSubclass():
             # One of inference mode does not count.
-            return _Version(tensor, 0 if torch.Tensor.is_inference(tensor) else version_of(tensor))
+            number = 0 if torch.Tensor.is_inference(tensor) else version_of(tensor)
+            if _has_memory(tensor) and size_of(tensor) <= _MOST_COMPARED:
+                number = number << 32 | checksum_of(tensor)
+            return _Version(tensor, number)
 
     def _of_emptied(self, kind: type, value: Any) -> Hashable:
         """Return a container in which calls leave tensors."""
