@@ -14,6 +14,8 @@ from torch import nn
 from ignite_ipu.deferred.compiled.host_calls import NO_CONTEXT, HeldBuffers, changed_values
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
 from ignite_ipu.deferred.graph.structure import is_bare_tensor, leaves_in, mapped
+from ignite_ipu.deferred.tensor.deferred_values import all_values, resolved
+from ignite_ipu.deferred.tensor.functions import written
 from ignite_ipu.errors import ForwardError, IPUError
 from ignite_ipu.program.forward.assigned_buffers import Assignments
 from ignite_ipu.program.forward.dependence import DeviceDrawsUndone
@@ -24,6 +26,7 @@ from ignite_ipu.program.forward.model_libraries import without_generation_cache
 from ignite_ipu.program.forward.randomness import draw_from, host_random_state
 from ignite_ipu.program.forward.state_before import StateBefore
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
+from ignite_ipu.program.function_mode import FunctionContext
 from ignite_ipu.program.guards.retrace import OperatorRecorder
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.tensors.iterators import with_items
@@ -32,6 +35,21 @@ from ignite_ipu.program.traced_places import changes_in_every_call
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.torch_names.modules import BUFFERS, all_modules, all_named_buffers
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of
+
+
+class _StoredResults(FunctionContext):
+    """Gives functions the values of results that a model holds: modes hand on no tensor subclass in PyTorch 2.0."""
+
+    def call(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        values, name = all_values((args, kwargs)), getattr(func, "__name__", "")
+        if (
+            values
+            and all(each.available for each in values)
+            and name != "__get__"
+            and written(name, args, kwargs) is None
+        ):
+            args, kwargs = resolved((args, kwargs))
+        return func(*args, **kwargs)
 
 
 class _MadeBuffers:
@@ -131,7 +149,7 @@ def call_first(
     with session.weights.put_back_unnoticed():
         try:
             cacheless = without_generation_cache(all_modules(model))
-            with EAGER, cacheless, DisableTorchFunctionSubclass(), made_buffers:
+            with EAGER, cacheless, DisableTorchFunctionSubclass(), _StoredResults(), made_buffers:
                 # So a value that it keeps for later calls is distinguished from a constant.
                 with torch.set_grad_enabled(model.training and torch.is_grad_enabled()):
                     if session.training is None:
