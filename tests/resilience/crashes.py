@@ -113,7 +113,7 @@ def killed_while_migrating(kills: int, seed: int = 0, files: int = 6) -> Dict[st
     """Kill `ignite-ipu migrate --in-place`; every file is the old one or the new one, and a second run completes."""
     drawn = random.Random(seed)
     all_rewrites()  # imported once here, not in every child
-    names = [path.name for path in sorted(CORPUS.glob("*.py"))[:files]]
+    names = [path.name for path in sorted(CORPUS.glob("*.py"), key=lambda path: path.stat().st_size)[:files]]
     old = {name: (CORPUS / name).read_bytes() for name in names}
     with scratch() as folder:
         _copy(old, folder)

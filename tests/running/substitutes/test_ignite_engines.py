@@ -337,6 +337,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.usefixtures("forks_spawned")
 def test_parallel_starts_processes_that_train_together(run, tmp_path):
     with reserved_port() as port:
         text = IN_PROCESSES.replace("PORT", str(port))
