@@ -180,6 +180,22 @@ def read_attributes(player: Player, which: int) -> None:
             player.note([{name: found[name] for name in sorted(found)}])
 
 
+def write_constant(player: Player, which: int) -> None:
+    """Change an attribute of the model that is no weight: by PyTorch's count, beside it, or in its place."""
+    value = 1 + player.number / 16
+    for module in filter(lambda each: hasattr(each, "shared"), player.modules):
+        if which % 5 == 0:
+            module.number = value
+        elif which % 5 == 1:
+            module.tensors[0][which % 4] = value
+        elif which % 5 == 2:
+            module.tensor.data.add_(value)
+        elif which % 5 == 3:
+            module.array[which % 4] = value
+        else:
+            module.tensor = torch.full((4,), value)
+
+
 def save_state(player: Player, which: int) -> None:
     player.saved = [copy.deepcopy(module.state_dict()) for module in player.modules]
     player.saved_optimizers = [copy.deepcopy(optimizer.state_dict()) for optimizer in player.optimizers]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any, Callable, Dict, List, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -279,6 +280,26 @@ class Attributes(World):
         return [_Remembering()]
 
 
+class _Fixed(nn.Module):
+    """A model that computes with attributes which are no weights, of the sorts of `write_constant`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.number, self.tensors, self.array = 1.0, [torch.ones(4)], np.ones(4, dtype="float32")
+        self.tensor, self.shared = torch.zeros(4), torch.from_numpy(self.array)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.first(x)) * self.number + self.tensor
+        out: torch.Tensor = self.last(hidden * self.tensors[0] + self.shared)
+        return out
+
+
+class Constants(World):
+    def make(self) -> List[nn.Module]:
+        return [_Fixed()]
+
+
 class Noisy(World):
     """Inputs that are augmented on the host, and noise of the shape of results."""
 
@@ -341,6 +362,6 @@ WORLDS: Dict[str, Any] = {
             SpectralNorm,
             Parametrized,
         ),
-        *(Pruned, Spare, TwoHeads, Penalty, Attributes, Noisy, Teacher, Adversaries),
+        *(Pruned, Spare, TwoHeads, Penalty, Attributes, Constants, Noisy, Teacher, Adversaries),
     )
 }
