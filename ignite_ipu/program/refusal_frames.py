@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import os
-from types import TracebackType
+import sys
+from types import CodeType, FrameType, TracebackType
 from typing import Any, Callable, List, Optional, Set, TypeVar, cast
 
 from ignite_ipu.program.user_code import is_users_file
@@ -19,6 +20,7 @@ DEBUG = "IGNITE_IPU_DEBUG"
 _NOTE = f"(frames of libraries are left out; {DEBUG}=1 shows them)"
 _RAISED_BY = ("ignite_ipu.", "poptorch")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_OBSERVERS: List[Callable[[Exception], None]] = []
 
 
 class _Displays:
@@ -37,6 +39,12 @@ def keep_frames(kept: bool) -> None:
     _Displays.count += 1 if kept else -1
 
 
+def observe_refusals(observer: Callable[[Exception], None]) -> Callable[[], None]:
+    """Call something with each error of this library and of PopTorch that reaches the user's code, until the result."""
+    _OBSERVERS.append(observer)
+    return functools.partial(_OBSERVERS.remove, observer)
+
+
 def brief_refusals(function: _Function) -> _Function:
     """Decorate a function that users call: errors of this library and of PopTorch leave it with their frames only."""
 
@@ -45,11 +53,24 @@ def brief_refusals(function: _Function) -> _Function:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            if debugging() or _Displays.count or not type(error).__module__.startswith(_RAISED_BY):
+            if not type(error).__module__.startswith(_RAISED_BY):
+                raise
+            if _OBSERVERS and not _is_called_by(sys._getframe().f_code):
+                for observer in _OBSERVERS:
+                    observer(error)
+            if debugging() or _Displays.count:
                 raise
             raise shortened(error) from error.__cause__
 
     return cast(_Function, call)
+
+
+def _is_called_by(code: CodeType) -> bool:
+    """Return whether a decorated function has called the running one: it may handle the error, as a trace does."""
+    frame: Optional[FrameType] = sys._getframe(2)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
 
 
 def shortened(error: Exception) -> Exception:

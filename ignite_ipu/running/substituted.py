@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import linecache
 import traceback
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, List, Optional
 
 from ignite_ipu import backend
 from ignite_ipu.capabilities.traced import NO_FUNCTION, OF_COMPILER
-from ignite_ipu.errors import RunError
+from ignite_ipu.errors import EarlyReadError, IPUOutOfMemoryError, RunError
 from ignite_ipu.program.config import IPUConfig
+from ignite_ipu.program.refusal_frames import observe_refusals
 from ignite_ipu.program.traced_places import function_at, kind_of, named_places, split_place
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.program import is_beside
@@ -54,6 +56,7 @@ def substitute(
     trained, placed = EngineWeights(), PlacedModels()
     substitutes = Substitutes(code)
     _ACTIVE.append(substitutes)
+    substitutes.on_undo(observe_refusals(functools.partial(_remember, substitutes)))
     substitutes.on_undo(lambda: _ACTIVE.remove(substitutes))
     try:
         existing = existing_objects(substitutes) if late else None
@@ -99,6 +102,16 @@ def refusal_behind(error: BaseException, substitutes: Substitutes) -> Optional[R
     return None
 
 
+def _remember(substitutes: Substitutes, error: Exception) -> None:
+    """Remember the first error of a program's update, which then counts also if the program catches it.
+
+    A program may go on without a value, with smaller batches, or after a fault of the device.
+    """
+    faults = backend.poptorch().RecoverableError, backend.poptorch().UnrecoverableError
+    if not (substitutes.refusals or isinstance(error, (EarlyReadError, IPUOutOfMemoryError, *faults))):
+        substitutes.remembered(error if isinstance(error, RunError) else _with_line(error, substitutes.code))
+
+
 def _with_line(error: Exception, code: ScriptCode) -> RunError:
     """Return a refusal by this library or PopTorch, with the program's line.
 
@@ -106,7 +119,7 @@ def _with_line(error: Exception, code: ScriptCode) -> RunError:
     """
     passed = ((frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__))
     own = [place for place in passed if code.owns(place[0])]
-    line = own[-1] if own else None
+    line = own[-1] if own else code.current_line()
     # PopTorch's begins with its own source.
     text, message = str(error), getattr(error, "message", str(error))
     restriction, named = OF_COMPILER.get(kind_of(error)), named_places(error)

@@ -180,17 +180,49 @@ def test_models_and_optimizers_are_ordinary_again_with_the_newest_weights(run, m
     torch.testing.assert_close(model.weight.detach(), kept["before"] - 1.0)
 
 
-def test_a_script_that_catches_a_refusal_is_refused_at_its_end(run):
-    with pytest.raises(RunError, match=r"script\.py:4: .*get_rng_state"):
-        run(
-            """
-            import torch
-            try:
-                torch.cuda.get_rng_state()
-            except Exception:
-                pass
-            """
-        )
+CAUGHT = {
+    "get_rng_state": """
+        import torch
+        try:
+            torch.cuda.get_rng_state()
+        except Exception:
+            pass
+        """,
+    "multi_margin_loss": """
+        import torch
+        model = torch.nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        try:
+            torch.nn.functional.multi_margin_loss(model(torch.ones(2, 4)), torch.tensor([0, 1])).backward()
+            optimizer.step()
+        except Exception:
+            pass
+        """,
+    "create_graph=True": """
+        import torch
+        model = torch.nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        try:
+            model(torch.ones(2, 4)).mean().backward(create_graph=True)
+        except Exception:
+            pass
+        """,
+    "MultiMarginLoss|multi_margin_loss": """
+        import torch
+        from ignite.engine import Events, create_supervised_trainer
+        model = torch.nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = create_supervised_trainer(model, optimizer, torch.nn.MultiMarginLoss())
+        trainer.add_event_handler(Events.EXCEPTION_RAISED, print)
+        trainer.run([(torch.ones(2, 4), torch.tensor([0, 1]))])
+        """,
+}
+
+
+@pytest.mark.parametrize("named", CAUGHT)
+def test_a_script_that_catches_a_refusal_is_refused_at_its_end(run, named):
+    with pytest.raises(RunError, match=rf"script\.py:\d+: [\s\S]*{named}"):
+        run(CAUGHT[named])
 
 
 def test_poptorch_scripts_run_on_the_emulator_as_they_are(run):

@@ -86,6 +86,7 @@ class DeferredTensor(Deferred):
         with enable_reentrant_dispatch():
             return call(RECORDER, func, args, kwargs or {})
 
+    @brief_refusals
     def backward(
         self,
         gradient: Optional[torch.Tensor] = None,
