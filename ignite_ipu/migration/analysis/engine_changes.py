@@ -252,7 +252,8 @@ class _Changes:
 
     def of_trainers(self) -> Iterator[EngineChange]:
         """Yield the constructions of trainers for a model that has one already, unless one is closed."""
-        if list(self._file.method_calls("close")):
+        closed = [owner for _, owner in self._file.method_calls("close")]
+        if "ipu" in {*map(_last_of, closed), *(last_of(self._file.single_value(owner)) for owner in closed)}:
             return
         known: Set[Tuple[Optional[ast.AST], str]] = set()
         for trainer in self._training.trainers:

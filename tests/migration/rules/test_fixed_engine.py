@@ -158,6 +158,8 @@ def test_a_second_trainer_of_a_model(lines):
     second = "second = create_supervised_trainer(model, optimizer, nn.L1Loss())"
     assert len(lines(RULE, program(after=second))) == 1
     assert lines(RULE, program(after=f"trainer.ipu.close()\n{second}")) == []
+    assert lines(RULE, program(after=f"session = trainer.ipu\nsession.close()\n{second}")) == []
+    assert len(lines(RULE, program(after=f"writer.close()\n{second}"))) == 1
     assert lines(RULE, program(after=f"model = Net()\n{second}")) == []
     phases = """
         from ignite.engine import create_supervised_trainer
