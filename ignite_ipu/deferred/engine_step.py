@@ -5,16 +5,16 @@ from __future__ import annotations
 import builtins
 import functools
 import inspect
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Set, Union
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from ignite.engine.deterministic import DeterministicEngine
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.deferred.graph.owners import OPTIMIZERS
+from ignite_ipu.deferred.graph.owners import OPTIMIZERS, is_held
 from ignite_ipu.deferred.graph.step_graph import CALL
-from ignite_ipu.deferred.model.capturing import capture_model
+from ignite_ipu.deferred.model.capturing import capture_model, captured
 from ignite_ipu.deferred.model.joined import captured_by
 from ignite_ipu.deferred.model.model import CapturedModel
 from ignite_ipu.deferred.model.optimizer import capture_optimizer
@@ -101,7 +101,11 @@ def _captured(
     models = [model] if model is not None else _models(found)
     optimizers = [optimizer] if optimizer is not None else _unique(found, torch.optim.Optimizer)
     name = getattr(train_step, "__name__", type(train_step).__name__)
-    for what, objects in (("model", models), ("optimizer", optimizers)):
+    needed: List[Tuple[str, Sequence[Any]]] = [("model", models)]
+    # The optimizer of a prepared model is known, however the step reaches it.
+    if not any(captured(unwrapped(module)) is not None and is_held(module) for module in models):
+        needed.append(("optimizer", optimizers))
+    for what, objects in needed:
         if not objects and is_called:
             raise CaptureError(
                 f"{name} uses no {what} that could be found among its variables, attributes and arguments. Name it: "

@@ -15,7 +15,7 @@ from ignite.metrics import Accuracy, Average, RunningAverage
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ignite_ipu import backend
+from ignite_ipu import backend, ipu_prepare
 from ignite_ipu.deferred import CaptureError, captured, ipu_step
 
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
@@ -316,6 +316,26 @@ def test_objects_in_containers_are_found_and_those_that_come_later(wraps: str) -
         output = trainer.engine.run(data(), max_epochs=2).output
         runs.append([output, *trainer.head.parameters(), *trainer.parts["body"].parameters()])
     assert captured(trainer.head) is not None and captured(trainer.parts["body"]) is not None
+    torch.testing.assert_close(runs[1], runs[0], rtol=1e-4, atol=1e-6)
+
+
+def test_an_optimizer_in_the_state_of_the_engine_is_known_once_it_is_prepared() -> None:
+    runs = []
+    for wrap in (lambda step: step, ipu_step):
+        torch.manual_seed(1)
+        model = network()
+
+        def step(engine: Engine, batch: Any, model: nn.Module = model) -> float:
+            engine.state.optimizer.zero_grad()
+            loss = F.cross_entropy(model(batch[0]), batch[1])
+            loss.backward()
+            engine.state.optimizer.step()
+            return loss.item()
+
+        engine = Engine(wrap(step))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        engine.state.optimizer = optimizer if wrap is not ipu_step else ipu_prepare(optimizer, model)
+        runs.append([engine.run(data(), max_epochs=2).output, *model.parameters()])
     torch.testing.assert_close(runs[1], runs[0], rtol=1e-4, atol=1e-6)
 
 

@@ -1,11 +1,12 @@
-"""Results that code of a trainer's program keeps for other code: in variables, and in attributes of the model."""
+"""Results that code of an engine's program keeps for other code: in variables, and in attributes of the model."""
 
 from __future__ import annotations
 
 import ast
 import itertools
-from typing import Iterator, List, NamedTuple, Optional, Set, Tuple, Union
+from typing import Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
+from ignite_ipu.migration.analysis.engines import EVALUATOR_FACTORIES
 from ignite_ipu.migration.analysis.kinds import Code, Function, Kind, parameters_of
 from ignite_ipu.migration.analysis.names import (
     argument,
@@ -34,16 +35,17 @@ class KeptResult(NamedTuple):
 
 
 def kept_results(training: Training) -> Iterator[KeptResult]:
-    """Yield the changes of variables by code that trainers compile, and the reads of attributes that forward sets."""
-    if training.trainers:
+    """Yield the changes of variables by code that engines compile, and the reads of attributes that forward sets."""
+    engines = [*training.trainers, *(call for call, _ in training.file.calls(*EVALUATOR_FACTORIES))]
+    if engines:
         yield from _in_variables(training)
-        yield from _in_attributes(training)
+        yield from _in_attributes(training, engines)
 
 
 def _in_variables(training: Training) -> Iterator[KeptResult]:
-    for function in (*_forwards(training), *_losses(training)):
+    for function in (*_forwards(training), *(_losses(training) if training.trainers else ())):
         for node, name, _ in _outer_changes(training, function):
-            yield KeptResult(node, f"{name} is changed by code that runs once, while a trainer's program is compiled")
+            yield KeptResult(node, f"{name} is changed by code that runs once, while an engine's program is compiled")
 
 
 def growing_lists(training: Training) -> Iterator[KeptResult]:
@@ -148,9 +150,9 @@ def _changed(node: ast.AST) -> Iterator[ast.expr]:
         yield from (each.value for each in targets_of(node) if isinstance(each, (ast.Subscript, ast.Attribute)))
 
 
-def _in_attributes(training: Training) -> Iterator[KeptResult]:
+def _in_attributes(training: Training, engines: Sequence[ast.Call]) -> Iterator[KeptResult]:
     file = training.file
-    models = {last_of(argument(call, "model", 0)) for call in training.trainers} - {""}
+    models = {last_of(argument(call, "model", 0)) for call in engines} - {""}
     kept: Set[str] = set()
     for model in file.models:
         for method in model.entered:

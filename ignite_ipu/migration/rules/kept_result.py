@@ -1,8 +1,8 @@
-"""Code of a trainer's model, loss or hook that keeps results for other code.
+"""Code of an engine's model, loss or hook that keeps results for other code.
 
-create_ipu_trainer compiles it: it runs once, and its tensors are the device's. A list that a loss fills stays empty,
-and an attribute that forward sets has its earlier value on the host. Loops and engines that `run` captures bring such
-results to the host.
+create_ipu_trainer and create_ipu_evaluator compile it: it runs once, and its tensors are the device's. A list that a
+loss fills stays empty, and an attribute that forward sets has its earlier value on the host. Loops and engines that
+`run` captures bring such results to the host.
 
 Remedy: Return the result from forward, beside the output, or train with `import ignite_ipu.auto`, which
 `ignite-ipu migrate` does.
@@ -28,7 +28,7 @@ Example:
 
 from __future__ import annotations
 
-from ignite_ipu.migration.analysis.engines import TRAINER_FACTORIES
+from ignite_ipu.migration.analysis.engines import EVALUATOR_FACTORIES, TRAINER_FACTORIES
 from ignite_ipu.migration.analysis.kept_results import kept_results
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
@@ -37,6 +37,6 @@ REWRITTEN = True
 
 
 def check(program: Program) -> Hits:
-    ours = any(True for _ in program.calls(TRAINER_FACTORIES[1]))
+    ours = any(True for _ in program.calls(TRAINER_FACTORIES[1], EVALUATOR_FACTORIES[1]))
     for node, fact in kept_results(program.training):
         yield Hit(node, fact, run=Outcome.UNCHANGED if ours else None)

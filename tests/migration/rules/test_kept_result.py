@@ -1,4 +1,4 @@
-"""Results that a trainer's program would keep for other code are reported, and are not there after its run."""
+"""Results that an engine's program would keep for other code are reported, and are not there after its run."""
 
 from __future__ import annotations
 
@@ -79,6 +79,28 @@ def test_kept_results(lines, name):
     else:
         assert not torch.equal(native["found"][0], ours["found"][0])
     assert migrate_source(Source("code.py", KEPT[name])).by_import
+
+
+EVALUATION = """
+import torch
+from ignite.engine import create_supervised_evaluator
+from torch import nn
+
+kept = {}
+model = nn.Linear(4, 2)
+model.register_forward_hook(lambda *given: kept.update(last=given[2].detach()))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(2, 4)).mean().backward()
+optimizer.step()
+create_supervised_evaluator(model).run([(torch.ones(2, 4), torch.ones(2, 2))])
+"""
+
+
+def test_an_evaluator(lines):
+    assert lines(RULE, EVALUATION) == [7]
+    with pytest.raises(SessionError):
+        exec(EVALUATION.replace("ignite.engine", "ignite_ipu").replace("create_supervised", "create_ipu"), {})
+    assert migrate_source(Source("code.py", EVALUATION)).by_import
 
 
 @pytest.mark.parametrize(
