@@ -18,6 +18,7 @@ from ignite_ipu.migration.analysis.names import (
     has_weights,
     index_of,
     last_of,
+    names_bound,
     owner_of,
     targets_of,
     unmoved,
@@ -265,6 +266,8 @@ class _Changes:
             known.add((function, model))
             if again or self._is_made_again(trainer, made) or self._is_given_again(function, model):
                 yield EngineChange(trainer, f"{model} has a trainer already")
+            elif self._is_looped_over(function, model):
+                yield EngineChange(trainer, f"a loop, or another engine's function, trains {model}, too")
 
     def _is_made_again(self, trainer: ast.Call, made: List[ast.expr]) -> bool:
         """Return whether a trainer is made in a loop, and its model is not."""
@@ -280,6 +283,32 @@ class _Changes:
         return any(
             name is not None and given.count(name) > 1 and len(self._file.values.get(name, ())) <= 1 for name in given
         )
+
+    def _is_looped_over(self, function: Optional[ast.AST], model: str) -> bool:
+        """Return whether code that goes backward calls the variable that a trainer of a function is given."""
+        file, own = self._file, self._variable(function, model)
+        scopes = {file.function_of(backward) for backward in self._training.backwards}
+        for call in (each for each in file.nodes(ast.Call) if file.function_of(each) in scopes):
+            name = dotted(call.func)
+            if name is None:
+                continue
+            called = self._variable(file.function_of(call), name)
+            given = file.given(called[0], name) if isinstance(called[0], ast.FunctionDef) else []
+            sources = [self._variable(file.function_of(each), dotted(each) or "") for each in given if each is not None]
+            if own in (called, *sources):
+                return True
+        return False
+
+    def _variable(self, function: Optional[ast.AST], name: str) -> Tuple[Optional[ast.AST], str]:
+        """Return what a name in a function is: the variable of a function, a class's attribute, or a global one."""
+        first = name.partition(".")[0]
+        if first == "self" and function is not None:
+            return next((each for each in self._file.ancestors(function) if isinstance(each, ast.ClassDef)), None), name
+        while isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if first in names_bound(function) | {each.arg for each in parameters_of(function)}:
+                return function, name
+            function = self._file.function_of(function)
+        return None, name
 
 
 def _is_made_zero(call: ast.Call, kind: str, name: str) -> bool:

@@ -184,3 +184,26 @@ def test_programs_are_migrated_by_the_import(findings):
     ours = code.replace("ignite.engine import Events, create_supervised_trainer", "ignite.engine import Events")
     ours = ours.replace("create_supervised_trainer", "create_ipu_trainer")
     assert findings(RULE, f"from ignite_ipu import create_ipu_trainer\n{ours}")[0].run is Outcome.REFUSED
+
+
+TUNING = """
+def tune({parameters}):
+    optimizer.zero_grad()
+    {called}(batch).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("parameters", "called", "after", "reported"),
+    [
+        ("engine, batch", "model", "Engine(tune).run(loader)", 1),
+        ("batch, net", "net", "tune(batch, model)", 1),
+        ("batch, net", "net", "tune(batch, critic)", 0),
+        ("batch, model", "model", "tune(batch, critic)", 0),
+        ("batch", "critic", "tune(batch)", 0),
+    ],
+)
+def test_a_loop_over_the_model_of_a_trainer(lines, parameters, called, after, reported):
+    code = program(after=TUNING.format(parameters=parameters, called=called) + after)
+    assert len(lines(RULE, code)) == reported
