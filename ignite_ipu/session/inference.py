@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
@@ -82,13 +83,15 @@ class Piece(NamedTuple):
 class Inference:
     """Evaluates a model: by one program for all evaluators that ask for the same.
 
-    Options are derived from those of the newest trainer (`training`).
+    Options are derived from those of the newest trainer (`training`), but the number of batches in a call where one
+    asks for them one by one (`by_batch`), as a captured loop does.
     """
 
     def __init__(self, programs: Programs) -> None:
         self.filling = FillingCheck()
         self.programs = programs
         self.training: Optional[Resolved] = None
+        self.by_batch = False
         # The programs for other shapes, by the one for the first, which they begin with.
         self._kinds: weakref.WeakKeyDictionary[ModelProgram, List[ModelProgram]] = weakref.WeakKeyDictionary()
         # Programs for one micro-batch, by those for several.
@@ -106,6 +109,8 @@ class Inference:
             config: The settings.
             pipeline: The placement on several IPUs; None takes that of the trainer.
         """
+        if self.by_batch and config.options is None and config.device_iterations is None:
+            config = dataclasses.replace(config, device_iterations=1)
         trained, training = self.programs.trainers.current, self.training
         if pipeline is None and trained is not None and trained.program.placing is not None:
             pipeline = trained.program.placing.inference

@@ -122,6 +122,7 @@ class IPUSession:
         resolved: Resolved,
         share_ipus: bool = False,
         place: Optional[MakePlacing] = None,
+        by_batch: bool = False,
     ) -> Trained:
         """Define the training of this model; the program is compiled with the first batch.
 
@@ -131,6 +132,7 @@ class IPUSession:
             resolved: The options for training, and the placement on several IPUs.
             share_ipus: Let training and inference take turns on the same IPUs instead of each having their own.
             place: Makes the placement; `Placing` when None.
+            by_batch: Whether evaluators take one batch per call, whatever a call of the training takes.
 
         Raises:
             PlanError: The pipeline does not suit the model or the options.
@@ -155,7 +157,7 @@ class IPUSession:
         trained = Trained(step, conversion, resolved, self.weights, self.hooks, placing, self.changes.refuse_frozen)
         self.trainers.start(trained)
         programs.share_ipus |= share_ipus
-        self.inference.training = resolved
+        self.inference.training, self.inference.by_batch = resolved, by_batch
         return trained
 
     def stop_training(self) -> None:

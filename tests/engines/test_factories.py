@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
-from ignite.engine import Events, create_supervised_trainer
-from ignite.metrics import Accuracy
+from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
+from ignite.metrics import Accuracy, Average
 from torch import nn
 from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu import IPUConfig, OptionsError, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu import IPUConfig, OptionsError, create_ipu_evaluator, create_ipu_trainer, ipu_prepare
 from ignite_ipu.errors import RowsError
 from ignite_ipu.program.config import WEIGHT_SYNC
 from tests.supervised import assert_same_weights, network, pair, task, train_natively
@@ -261,6 +263,21 @@ def test_an_evaluation_of_some_outputs_leaves_the_incomplete_call_out(caplog):
         RowsError, match=r"3 micro-batches of 1 shapes do not fill calls of 2.*Final.*output_mode='All'"
     ):
         evaluator.run([(x, y)])
+
+
+def test_an_evaluator_beside_a_loop_that_accumulates_has_the_batches_of_its_data():
+    """An iteration of Ignite's is one, by which metrics of numbers are averaged."""
+    batches = DataLoader(task(10), batch_size=4)
+    model, values = network(), []
+    optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for inputs, targets in itertools.islice(batches, 2):
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+    optimizer.step()
+    for make in (create_ipu_evaluator, create_supervised_evaluator):
+        metrics = {"mean": Average(output_transform=lambda output: output[0].mean().item())}
+        state = make(model, metrics).run(batches)
+        values.append([state.iteration, state.metrics["mean"]])
+    assert values[0] == pytest.approx(values[1], rel=1e-5)
 
 
 def test_predictions_that_are_added_up_have_no_targets():
