@@ -62,8 +62,7 @@ class DeviceState:
         self.scaling = scaling
         self.behind: Mapping[int, int] = {}
         self.was_sent = self.given_up = False
-        # Before it has any state.
-        self._stand_in = copy.copy(self._device)
+        self.renew_stand_in()
 
     def parts(self) -> Dict[str, Optional[Dict[str, torch.Tensor]]]:
         """Return the newest state in PopTorch's structure; None for both parts before the first use."""
@@ -179,6 +178,10 @@ class DeviceState:
         newest = self._device.state_dict()
         if newest.get("ipu_state") is not None:
             self._device.set_state_dict(newest)
+
+    def renew_stand_in(self) -> None:
+        """Have the optimizer's present variables in those that stand in for it; to be called before it has a state."""
+        self._stand_in = copy.copy(self._device)
 
     def stand_in(self) -> Any:
         """Return an optimizer to leave with an executor in place of the device's, which belongs to one at a time."""

@@ -91,6 +91,7 @@ class OptimizerLink:
             OptimizerError: One of them cannot change on an IPU.
         """
         self.conversion = self.conversion.with_variable(frozenset(self.conversion.kind.numbers).intersection(names))
+        self._device.renew_stand_in()
 
     def push(self, executor: Optional[Executor] = None) -> Tuple[Change, ...]:
         """Send the changes to the device, if there are any; returns them.

@@ -121,10 +121,13 @@ class Programs:
         if self.weights.include(step):
             self.shared.look_again()
 
-    def check_model(self) -> None:
-        """Refuse a model whose tensors were replaced, and compile again if parameters were frozen or unfrozen."""
+    def check_model(self, follow: bool = True) -> None:
+        """Refuse a model whose tensors were replaced, and compile again if parameters were frozen or unfrozen.
+
+        Without `follow` the latter are left to the training's own calls, as each may be of another optimizer.
+        """
         self.changes.refuse_replaced()
-        if self.trainers.current is not None:
+        if follow and self.trainers.current is not None:
             self.trainers.current.follow_trainable()
 
     @contextlib.contextmanager

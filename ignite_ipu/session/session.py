@@ -122,7 +122,7 @@ class IPUSession:
         resolved: Resolved,
         share_ipus: bool = False,
         place: Optional[MakePlacing] = None,
-        by_batch: bool = False,
+        of_loop: bool = False,
     ) -> Trained:
         """Define the training of this model; the program is compiled with the first batch.
 
@@ -132,7 +132,8 @@ class IPUSession:
             resolved: The options for training, and the placement on several IPUs.
             share_ipus: Let training and inference take turns on the same IPUs instead of each having their own.
             place: Makes the placement; `Placing` when None.
-            by_batch: Whether evaluators take one batch per call, whatever a call of the training takes.
+            of_loop: Whether a loop trains, which follows frozen layers itself; evaluators then take one batch per call,
+                whatever an update takes.
 
         Raises:
             PlanError: The pipeline does not suit the model or the options.
@@ -157,7 +158,7 @@ class IPUSession:
         trained = Trained(step, conversion, resolved, self.weights, self.hooks, placing, self.changes.refuse_frozen)
         self.trainers.start(trained)
         programs.share_ipus |= share_ipus
-        self.inference.training, self.inference.by_batch = resolved, by_batch
+        self.inference.training, self.inference.by_batch = resolved, of_loop
         return trained
 
     def stop_training(self) -> None:
@@ -225,7 +226,7 @@ class IPUSession:
         Raises:
             SessionError: Some were replaced, added or removed.
         """
-        self._programs.check_model()
+        self._programs.check_model(follow=not self.inference.by_batch)
 
     def end_pass(self, always: bool = True) -> None:
         """Check at the end of a pass over data whether the programs still match the model's code.

@@ -265,14 +265,19 @@ def test_an_evaluation_of_some_outputs_leaves_the_incomplete_call_out(caplog):
         evaluator.run([(x, y)])
 
 
-def test_an_evaluator_beside_a_loop_that_accumulates_has_the_batches_of_its_data():
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_evaluator_beside_a_loop_that_accumulates_has_the_batches_of_its_data(count):
     """An iteration of Ignite's is one, by which metrics of numbers are averaged."""
     batches = DataLoader(task(10), batch_size=4)
     model, values = network(), []
-    optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    optimizers = [ipu_prepare(torch.optim.SGD(model[part].parameters(), lr=0.1), model) for part in (0, 2)[:count]]
+    if count == 1:
+        model[2].requires_grad_(False)
     for inputs, targets in itertools.islice(batches, 2):
         nn.functional.cross_entropy(model(inputs), targets).backward()
-    optimizer.step()
+    for optimizer in optimizers:
+        optimizer.step()
+    model[0].weight.requires_grad_()  # an access, after which a program may be no longer the model's
     for make in (create_ipu_evaluator, create_supervised_evaluator):
         metrics = {"mean": Average(output_transform=lambda output: output[0].mean().item())}
         state = make(model, metrics).run(batches)

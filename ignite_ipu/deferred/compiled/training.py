@@ -202,7 +202,7 @@ class TrainingPrograms(abc.ABC):
             refuse_shared_between(self.session.model)
             state = self.stream.read()
             self.trained = self.session.prepare_training(
-                step, self._conversion(), resolved, share_ipus=self.config.share_ipus, place=make, by_batch=True
+                step, self._conversion(), resolved, share_ipus=self.config.share_ipus, place=make, of_loop=True
             )
             if state is not None:
                 self.session.set_random_state(state)
