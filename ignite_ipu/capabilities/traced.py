@@ -54,6 +54,11 @@ LIST = Restriction(
     "one call",
     "Clear the list before each call of the model, and keep its tensors in the loop if they are needed later.",
 )
+MOVED = Restriction(
+    "{where} moves a tensor of an earlier call to another place, as in a queue of a fixed length, and a compiled "
+    "program returns the tensors that it computes",
+    "Register buffers for them, and write into these in place: queue.copy_(torch.cat([queue[1:], new[None]])).",
+)
 REPLACED = Restriction(
     "{where} puts another tensor in the place of a registered one, and a device keeps the tensor that the model was "
     "prepared with",

@@ -16,8 +16,9 @@ from torch import nn
 from torch.distributions import Independent, Normal, kl_divergence
 from torch.nn.utils import prune
 
-from ignite_ipu import create_ipu_evaluator, create_ipu_trainer, emulator, ipu_prepare
+from ignite_ipu import IPUConfig, create_ipu_evaluator, create_ipu_trainer, emulator, ipu_prepare
 from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer
+from ignite_ipu.errors import ForwardError
 
 X = torch.randn(5, 6, 4, generator=torch.Generator().manual_seed(1))
 Y = (X[:, :, 0] > 0).long()
@@ -648,3 +649,66 @@ def test_what_a_call_stores_in_the_place_of_tensors(instead: Any, shown: Any) ->
         return seen
 
     assert found(captures=True) == pytest.approx(found(captures=False), rel=1e-4, abs=1e-5)
+
+
+class Moves(nn.Module):
+    """Goes on from the tensors of the last two calls, the older of which each call drops."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.kind = nn.Linear(4, 3), kind
+        self.queue: Any = deque(maxlen=2) if kind == "deque" else []
+        self.by_age: Dict[str, torch.Tensor] = {}
+        self.old: Any = None
+        self.new: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h: torch.Tensor = self.inner(x)
+        earlier = self.by_age.values() if self.kind == "dictionary" else (self.old, self.new, *self.queue)
+        for each in list(earlier):
+            h = h if each is None else h + each
+        now = h.detach().mean(0)
+        if self.kind == "attributes":
+            self.old = self.new
+            self.new = now
+        elif self.kind == "dictionary":
+            if "new" in self.by_age:
+                self.by_age["old"] = self.by_age["new"]
+            self.by_age["new"] = now
+        else:
+            self.queue.append(now)
+            if len(self.queue) > 2:
+                self.queue.pop(0)
+        return h
+
+
+@pytest.mark.parametrize("update", ["auto", "device"])
+@pytest.mark.parametrize(
+    ("kind", "calls"), [("deque", "te"), ("list", "te"), ("attributes", "eee"), ("dictionary", "eee")]
+)
+def test_tensors_of_earlier_calls_that_an_evaluation_moves(kind: str, calls: str, update: str) -> None:
+    """Python runs such code; a program, which returns what it computes, is refused."""
+
+    def outputs(captures: bool) -> List[torch.Tensor]:
+        net, found = Moves(kind), []
+        optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.1)
+        if captures:
+            ipu_prepare(optimizer, net, config=IPUConfig(update=update))
+        for call, x, y in zip(calls, X, Y):
+            if call == "t":
+                optimizer.zero_grad()
+                F.cross_entropy(net(x), y).backward()
+                optimizer.step()
+            else:
+                with torch.no_grad():
+                    found.append(net(x).clone())
+        return found
+
+    if update == "device":
+        with pytest.raises(
+            ForwardError, match=r"moves a tensor of an earlier call to another place|changes Python values"
+        ):
+            outputs(True)
+    else:
+        torch.testing.assert_close(outputs(True), outputs(False), rtol=1e-4, atol=1e-5)

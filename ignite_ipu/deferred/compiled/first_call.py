@@ -17,7 +17,7 @@ from ignite_ipu.deferred.graph.structure import is_bare_tensor, leaves_in, mappe
 from ignite_ipu.deferred.tensor.deferred_values import all_values, resolved
 from ignite_ipu.deferred.tensor.functions import written
 from ignite_ipu.errors import ForwardError, IPUError
-from ignite_ipu.program.forward.assigned_buffers import Assignments
+from ignite_ipu.program.forward.assigned_buffers import Assignments, assignments_written
 from ignite_ipu.program.forward.dependence import DeviceDrawsUndone
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.first_call import SetOnce, set_once
@@ -158,10 +158,11 @@ def call_first(
                         with given, operands, WeightWriteGuard(model):
                             with_items(model(*args, **kwargs))
                     registered = assignments.find(call_again, session.training is None)
-                    if behind.may_grow:
+                    if behind.may_grow or (behind.stores and not registered):
                         again = LeftBehind(named, ())
-                        with given:
+                        with given, assignments_written(model):
                             with_items(model(*args, **kwargs))
+                        again.refuse_moved()
                         grows = again.grows
         except IPUError:  # which may be a RuntimeError
             raise

@@ -17,8 +17,8 @@ from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Opt
 import torch
 from torch import nn
 
-from ignite_ipu.capabilities.traced import LIST
-from ignite_ipu.errors import CaptureError
+from ignite_ipu.capabilities.traced import LIST, MOVED
+from ignite_ipu.errors import CaptureError, ForwardError
 from ignite_ipu.program.forward.module_attributes import constant_of, plain_attributes, tensors_in
 from ignite_ipu.program.guards.names import Named
 from ignite_ipu.program.guards.values import FUNCTIONS, elements_of, is_left_behind, leave_behind, note_stored
@@ -209,6 +209,7 @@ class LeftBehind:
 
         Those come last that are entries no more, beginning with the last of a list.
         """
+        self._refuse_moved_in_lists()
         found: List[Place] = []
         removed: List[Place] = []
         for place, before, name in [*self._changed_attributes(), *self._before]:
@@ -277,7 +278,12 @@ class LeftBehind:
 
     @property
     def grows(self) -> bool:
-        """True if there are more tensors in lists than before this call, which is not the first."""
+        """True if there are more tensors in lists than before this call, which is not the first.
+
+        Raises:
+            ForwardError: The call has moved tensors in a list.
+        """
+        self._refuse_moved_in_lists()
         return any(not isinstance(filled, dict) for filled, _ in self._growing())
 
     def shrink(self) -> None:
@@ -292,6 +298,38 @@ class LeftBehind:
             for key, value in _added(filled, before)
             if _grows(filled, value) and self._is_new(value) and self._may_be(name)
         ]
+
+    @property
+    def stores(self) -> bool:
+        """True if there are other tensors now, wherever the code gets at."""
+        pairs = [*self._changed_attributes(), *self._before]
+        values = [place.read() for place, value, _ in pairs if place.read() is not value]
+        values += [value for _, filled, before, _ in self._collections() for _, value in _added(filled, before)]
+        return any(map(self._is_new, values))
+
+    def refuse_moved(self) -> None:
+        """Refuse a call, which is not the first, if it has moved tensors of an earlier one to other places.
+
+        They are no results of it: a queue of a fixed length drops its first tensor, or `old = new` comes before `new`.
+        """
+        changed = [(place.read(), before) for place, before, _ in [*self._changed_attributes(), *self._before]]
+        for _, filled, before, _ in self._collections():
+            changed += [(value, None) for _, value in _added(filled, before)]
+        for value, before in changed:
+            if value is not before and not isinstance(value, _CODE):
+                there = set(map(id, tensors_in(before)))
+                if any(id(each) in self._known and id(each) not in there for each in tensors_in(value)):
+                    raise ForwardError(MOVED.refusal(f"The call at {current_line()}"))
+        self._refuse_moved_in_lists()
+
+    def _refuse_moved_in_lists(self) -> None:
+        for _, filled, before, _ in self._collections():
+            if isinstance(filled, dict) or not before or all(map(is_, filled, before)):
+                continue
+            places = {(id(each), number) for number, each in enumerate(before) if tensors_in(each)}
+            held = {key for key, _ in places}
+            if any(id(each) in held and (id(each), number) not in places for number, each in enumerate(filled)):
+                raise ForwardError(MOVED.refusal(f"The call at {current_line()}"))
 
     def put_back(self) -> None:
         """Put everything back."""
