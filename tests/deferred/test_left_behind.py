@@ -688,7 +688,7 @@ class Moves(nn.Module):
     ("kind", "calls"), [("deque", "te"), ("list", "te"), ("attributes", "eee"), ("dictionary", "eee")]
 )
 def test_tensors_of_earlier_calls_that_an_evaluation_moves(kind: str, calls: str, update: str) -> None:
-    """Python runs such code; a program, which returns what it computes, is refused."""
+    """Python runs such code; a program, which returns its own results, is refused."""
 
     def outputs(captures: bool) -> List[torch.Tensor]:
         net, found = Moves(kind), []

@@ -30,7 +30,7 @@ def _fresh_state() -> Iterator[None]:
 
 
 class ByGradientMode(nn.Module):
-    """A layer whose code decides by the mode of gradients, and keeps an average of what it computes."""
+    """A layer whose code decides by the mode of gradients, and keeps an average of its results."""
 
     average: torch.Tensor
 
