@@ -213,7 +213,7 @@ CAUGHT = {
         model = torch.nn.Linear(4, 3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         trainer = create_supervised_trainer(model, optimizer, torch.nn.MultiMarginLoss())
-        trainer.add_event_handler(Events.EXCEPTION_RAISED, print)
+        trainer.add_event_handler(Events.EXCEPTION_RAISED, lambda engine, error: None)
         trainer.run([(torch.ones(2, 4), torch.tensor([0, 1]))])
         """,
 }
