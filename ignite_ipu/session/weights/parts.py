@@ -104,9 +104,13 @@ def _copies(tables: _Tables) -> _Tables:
 
 def _put(tables: _Tables, copies: _Tables) -> None:
     for table, entries in zip(tables, copies):
-        if list(table) != list(entries) or any(entries[name] is not each for name, each in table.items()):
+        if list(table) != list(entries):
             table.clear()
             table.update(entries)
+        # Code may be going through a table, as nn.Sequential does.
+        for name, each in entries.items():
+            if table[name] is not each:
+                table[name] = each
 
 
 def _without_attributes(module: nn.Module, names: Iterable[str]) -> Dict[str, Any]:
